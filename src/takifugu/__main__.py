@@ -1,0 +1,3 @@
+from takifugu.cli import entry
+
+entry()
