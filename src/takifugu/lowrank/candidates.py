@@ -1,0 +1,196 @@
+"""Which layers of a model could be factorized, which of them the user means, and what stands in the way."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torch.nn.utils import parametrize
+
+from takifugu.errors import LayerError, UsageError, near_misses
+from takifugu.lowrank.factorized import Dense, Factorized
+from takifugu.lowrank.layers import OPT_IN, kind_of
+from takifugu.structure import LayerSpec
+
+Where = Callable[[str, nn.Module], bool] | str | Sequence[str] | None
+"""A predicate (name, module) -> bool, one or several name patterns, or None for every supported layer."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A layer that is up for factorization, dense or factorized already."""
+
+    name: str
+    module: nn.Module
+    layer: type[Factorized]
+
+    @property
+    def dense(self) -> Dense:
+        """A dense module of its shape; without values if the layer is factorized now."""
+        if isinstance(self.module, Factorized):
+            return self.module.dense_shell("meta")
+        return self.module
+
+    def weights(self) -> dict[str, Tensor]:
+        if isinstance(self.module, Factorized):
+            return {name: w.detach() for name, w in self.module.dense_weights(precise=True).items()}
+        return {name: w.detach() for name, w in self.layer.weights_of(self.module).items()}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What is to become of one layer, and why."""
+
+    candidate: Candidate
+    scheme: str
+    rank: Mapping[str, int] | None = None
+    """None: it stays as it is, for `reason`."""
+    reason: str | None = None
+    tie: str | None = None
+    dense_s: float | None = None
+    factorized_s: float | None = None
+    """Measured seconds of forward and backward, where the speed gate was asked for."""
+
+    @property
+    def name(self) -> str:
+        return self.candidate.name
+
+    def spec(self) -> LayerSpec | None:
+        layer = self.candidate.layer
+        if self.rank is None:
+            return None
+        shapes = {name: tuple(w.shape) for name, w in layer.weights_of(self.candidate.dense).items()}
+        return LayerSpec(self.name, layer.kind, self.scheme, dict(self.rank), shapes, self.tie)
+
+
+def walk(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """All modules by name, each once, without looking inside the layers that are handled as a whole."""
+    seen: set[nn.Module] = set()
+
+    def visit(prefix: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+        if module in seen:
+            return
+        seen.add(module)
+        yield prefix, module
+        if isinstance(module, Factorized) or kind_of(module) is not None:
+            return
+        for child_name, child in module.named_children():
+            yield from visit(f"{prefix}.{child_name}" if prefix else child_name, child)
+
+    yield from visit("", model)
+
+
+def layer_of(module: nn.Module) -> type[Factorized] | None:
+    """The factorized type that this module has or could have."""
+    return type(module) if isinstance(module, Factorized) else kind_of(module)
+
+
+def find(model: nn.Module, where: Where) -> list[Candidate]:
+    """The candidates the user means. Matching nothing is an error that names near misses."""
+    known = [Candidate(name, module, layer) for name, module in walk(model) if (layer := layer_of(module))]
+    if not known:
+        raise UsageError(f"{type(model).__name__} has no layer that can be factorized")
+    if known[0].name == "":
+        raise UsageError(
+            f"the model itself is a {type(model).__name__} and cannot be replaced in place; "
+            "put it in an nn.Sequential"
+        )
+    names = [candidate.name for candidate in known]
+    if where is None:
+        chosen = [candidate for candidate in known if candidate.layer.kind not in OPT_IN]
+        if not chosen:
+            raise UsageError(
+                f"only {known[0].layer.kind} layers were found, which are opt-in; name them with where="
+            )
+        return chosen
+    if callable(where):
+        chosen = [candidate for candidate in known if where(candidate.name, candidate.module)]
+        if not chosen:
+            raise UsageError(
+                f"where= matches none of the {len(names)} layers that can be factorized "
+                f"(they are named like {', '.join(map(repr, names[:3]))})"
+            )
+        return chosen
+    patterns = [where] if isinstance(where, str) else list(where)
+    everything = [name for name, _ in model.named_modules() if name]
+    for pattern in patterns:
+        if not isinstance(pattern, str):
+            raise UsageError(f"where= takes patterns or a function (name, module) -> bool, got {pattern!r}")
+        if not fnmatch.filter(names, pattern):
+            raise UsageError(_no_match(model, pattern, names, everything))
+    return [c for c in known if any(fnmatch.fnmatchcase(c.name, pattern) for pattern in patterns)]
+
+
+def _no_match(model: nn.Module, pattern: str, names: list[str], everything: list[str]) -> str:
+    matched = fnmatch.filter(everything, pattern)
+    if matched:
+        owner = next((name for name in names if matched[0].startswith(name + ".")), None)
+        if owner is not None:
+            return (
+                f"where={pattern!r} names a part of {owner!r}, which is factorized as a whole; name {owner!r}"
+            )
+        kind = type(model.get_submodule(matched[0])).__name__
+        inside = (
+            f"; for the layers inside it use '{matched[0]}.*'"
+            if any(name.startswith(matched[0] + ".") for name in names)
+            else ""
+        )
+        return f"where={pattern!r} matches {matched[0]!r}, a {kind}, which cannot be factorized{inside}"
+    return f"where={pattern!r} matches no layer that can be factorized{near_misses(pattern, names)}"
+
+
+def refusal(candidate: Candidate, scheme: str) -> str | None:
+    """Why this layer must stay as it is, whatever the user says; None if nothing stands in the way."""
+    module: Any = candidate.module
+    if isinstance(module, Factorized):
+        quantized = [p for p in module.factor_parameters() if not _is_plain(p)]
+        return _foreign(candidate.name, quantized[0]) if quantized else None
+    if parametrize.is_parametrized(module):
+        return "its weight is parametrized; remove the parametrization first"
+    dense_type: Any = next(base for base in type(module).__mro__ if base.__module__.startswith(_HOMES))
+    if type(module).forward is not dense_type.forward:
+        return f"{type(module).__name__} has a forward of its own"
+    try:
+        weights: dict[str, Any] = dict(candidate.layer.weights_of(module))
+    except AttributeError:
+        return f"{type(module).__name__} does not keep its weight where {dense_type.__name__} does"
+    for weight in weights.values():
+        if is_lazy(weight):
+            return "its shape is not known yet (a lazy module); run the model once first"
+        if not isinstance(weight, nn.Parameter):
+            return "its weight is computed from other parameters (weight_norm, pruning); make it plain first"
+        if not _is_plain(weight):
+            return _foreign(candidate.name, weight)
+    return candidate.layer.obstacle(module, scheme)
+
+
+_HOMES = ("torch.nn.modules.", "transformers.pytorch_utils")
+
+
+def _is_plain(weight: Tensor) -> bool:
+    return type(weight.data) is Tensor and weight.is_floating_point() and weight.layout == torch.strided
+
+
+def _foreign(name: str, weight: Tensor) -> str:
+    kind = type(weight.data).__name__
+    if kind == "DTensor":
+        raise LayerError(
+            f"the weight of {name!r} is a DTensor (tensor parallel or fully_shard); "
+            "factorize the model before it is sharded"
+        )
+    described = kind if kind != "Tensor" else str(weight.dtype)
+    return f"its weight is not a plain float tensor ({described}: quantized?)"
+
+
+def sharers(model: nn.Module) -> dict[int, list[str]]:
+    """For each parameter (by identity) the modules that hold it, by name, if several do."""
+    holders: dict[int, list[str]] = {}
+    for name, module in model.named_modules():
+        for parameter in module.parameters(recurse=False):
+            holders.setdefault(id(parameter), []).append(name)
+    return {key: names for key, names in holders.items() if len(names) > 1}

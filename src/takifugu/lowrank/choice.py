@@ -1,0 +1,343 @@
+"""From a model and a wish to a `Structure`. Looks, decides, touches nothing.
+
+`survey` gives a verdict on every layer the user means, with the reason where one stays dense;
+`choose` is the structure that follows.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from takifugu.errors import LayerError, RankError, UsageError, near_misses
+from takifugu.lowrank import probe
+from takifugu.lowrank.candidates import Candidate, Verdict, Where, find, refusal, sharers, walk
+from takifugu.lowrank.decompose import singular_values
+from takifugu.lowrank.factorized import Factorized, Unfolding
+from takifugu.lowrank.layers import SCHEMES
+from takifugu.lowrank.ranks import Budget, Matrix, RankRule, Spectrum, Unit, rule_for
+from takifugu.lowrank.speed import fastest
+from takifugu.structure import LayerSpec, Structure
+
+FASTEST = "fastest"
+
+
+def choose(model: nn.Module, rank: Any, where: Where = None, **options: Any) -> Structure:
+    """The structure that `factorize_` with the same arguments would give the model. Pure."""
+    return structure_from(model, survey(model, rank, where, **options))
+
+
+def structure_from(model: nn.Module, verdicts: Sequence[Verdict]) -> Structure:
+    """The verdicts' layers, and what is factorized already, in the order of the model's modules."""
+    decided = {verdict.name: verdict.spec() for verdict in verdicts if verdict.rank is not None}
+    present = present_structure(model)
+    specs = (decided.get(name) or present.get(name) for name, _ in walk(model))
+    return Structure(tuple(spec for spec in specs if spec is not None))
+
+
+def present_structure(model: nn.Module) -> Structure:
+    """The structure the model has now."""
+    layers: list[LayerSpec] = []
+    first_with: dict[int, str] = {}
+    for name, module in walk(model):
+        if isinstance(module, Factorized):
+            key = id(module.factor_parameters()[0])
+            layers.append(module.spec(name, tie=first_with.get(key)))
+            first_with.setdefault(key, name)
+    return Structure(tuple(layers))
+
+
+def survey(
+    model: nn.Module,
+    rank: Any,
+    where: Where = None,
+    *,
+    scheme: str | Mapping[str, str] | None = None,
+    force: bool = False,
+    rerank: bool = False,
+    example_input: Any = None,
+    only_if_faster: Any = None,
+) -> list[Verdict]:
+    """A verdict on every layer that `where` means. See `factorize_` for the arguments."""
+    rule = rule_for(rank)
+    example = only_if_faster if only_if_faster is not None else example_input
+    candidates = find(model, where)
+    schemes = _schemes(candidates, scheme)
+    if FASTEST in schemes.values() and example is None:
+        raise UsageError('scheme="fastest" measures on an example; pass example_input= as well')
+
+    open_, settled, ties = _sort_out(model, candidates, schemes, force=force, rerank=rerank)
+    positions = _positions(model, open_, example) if _counts_macs(rule) else {}
+    variants: dict[str, list[Verdict]] = {candidate.name: [] for candidate in open_}
+    for wanted in _passes(open_, schemes):
+        for verdict in _ranked(model, open_, wanted, rule, positions, force):
+            if verdict not in variants[verdict.name]:
+                variants[verdict.name].append(verdict)
+    measure = only_if_faster is not None or FASTEST in schemes.values()
+    timed = fastest(model, variants, example, against_dense=only_if_faster is not None) if measure else {}
+    for candidate in open_:
+        settled[candidate.name] = timed.get(candidate.name) or variants[candidate.name][0]
+    for follower, leader in ties.items():
+        settled[follower.name] = _follow(follower, settled[leader])
+    return [settled[candidate.name] for candidate in candidates]
+
+
+# ---- which layers are open to choice -----------------------------------------------------------------
+
+
+def _schemes(candidates: Sequence[Candidate], wish: str | Mapping[str, str] | None) -> dict[str, str]:
+    """The scheme each layer is to have: the one asked for if its kind knows it, else its default."""
+    by_pattern = wish if isinstance(wish, Mapping) else {"*": wish} if wish is not None else {}
+    names = [candidate.name for candidate in candidates]
+    for pattern, scheme in by_pattern.items():
+        if scheme not in (*SCHEMES, FASTEST):
+            known = ", ".join(map(repr, (*SCHEMES, FASTEST)))
+            raise UsageError(f"unknown scheme {scheme!r}{near_misses(str(scheme), SCHEMES)}; one of {known}")
+        if not fnmatch.filter(names, pattern):
+            raise UsageError(f"scheme pattern {pattern!r} matches no layer{near_misses(pattern, names)}")
+    schemes = {}
+    for candidate in candidates:
+        wanted = next((s for p, s in by_pattern.items() if fnmatch.fnmatchcase(candidate.name, p)), None)
+        known_here = (*candidate.layer.schemes, FASTEST) if len(candidate.layer.schemes) > 1 else ()
+        schemes[candidate.name] = wanted if wanted in known_here and wanted else candidate.layer.schemes[0]
+    return schemes
+
+
+def _sort_out(
+    model: nn.Module,
+    candidates: Sequence[Candidate],
+    schemes: Mapping[str, str],
+    *,
+    force: bool,
+    rerank: bool,
+) -> tuple[list[Candidate], dict[str, Verdict], dict[Candidate, str]]:
+    """Splits the candidates: open ones, those settled as they are, and those tied to an open one."""
+    open_: list[Candidate] = []
+    settled: dict[str, Verdict] = {}
+    for candidate in candidates:
+        scheme = schemes[candidate.name]
+        reason = refusal(candidate, candidate.layer.schemes[0] if scheme == FASTEST else scheme)
+        if reason is None and isinstance(candidate.module, Factorized) and not rerank:
+            ranks = ", ".join(map(str, dict.fromkeys(candidate.module.rank.values())))
+            reason = f"already factorized (rank {ranks}); pass rerank=True to change it"
+        if reason is None and not force and not isinstance(candidate.module, Factorized):
+            weights = candidate.layer.weights_of(candidate.module).values()
+            if not any(weight.requires_grad for weight in weights):
+                reason = "frozen (requires_grad=False); force=True factorizes it all the same"
+        if reason is None:
+            open_.append(candidate)
+        else:
+            settled[candidate.name] = Verdict(candidate, scheme, reason=reason)
+    ties = _ties(model, open_, settled, schemes)
+    return [c for c in open_ if c.name not in settled and c not in ties], settled, ties
+
+
+_TIEABLE = ({"linear", "embedding"}, {"conv1d"}, {"conv2d"}, {"conv3d"}, {"transformers_conv1d"})
+
+
+def _ties(
+    model: nn.Module, open_: Sequence[Candidate], settled: dict[str, Verdict], schemes: Mapping[str, str]
+) -> dict[Candidate, str]:
+    """Weights held by several modules: all of them go low-rank together, or none does."""
+    by_name = {candidate.name: candidate for candidate in open_}
+    shared, present = sharers(model), present_structure(model)
+    ties: dict[Candidate, str] = {}
+    for candidate in open_:
+        if isinstance(candidate.module, Factorized):
+            leader = present[candidate.name].tie
+            if leader is not None:
+                ties[candidate] = leader
+            continue
+        for weight in candidate.layer.weights_of(candidate.module).values():
+            holders = shared.get(id(weight), [])
+            if not holders:
+                continue
+            group = [by_name[name] for name in holders if name in by_name]
+            kinds = {member.layer.kind for member in group}
+            outside = [name for name in holders if name not in by_name]
+            if outside:
+                reason = f"shares its weight with '{outside[0]}', which stays dense"
+            elif not any(kinds <= together for together in _TIEABLE):
+                reason = f"shares its weight with '{next(n for n in holders if n != candidate.name)}'"
+                reason += ", and layers of these kinds cannot share factors"
+            elif len({schemes[member.name] for member in group if member.layer.kind != "embedding"}) > 1:
+                reason = "shares its weight with a layer of another scheme"
+            else:
+                if group[0] is not candidate:
+                    ties[candidate] = group[0].name
+                continue
+            settled[candidate.name] = Verdict(candidate, schemes[candidate.name], reason=reason)
+    return ties
+
+
+def _follow(follower: Candidate, leader: Verdict) -> Verdict:
+    if leader.rank is None:
+        return Verdict(
+            follower, leader.scheme, reason=f"shares its weight with '{leader.name}': {leader.reason}"
+        )
+    return replace(leader, candidate=follower, tie=leader.name, dense_s=None, factorized_s=None)
+
+
+# ---- which rank they get -----------------------------------------------------------------------------
+
+
+def _passes(open_: Sequence[Candidate], schemes: Mapping[str, str]) -> list[dict[str, str]]:
+    """The rule is asked once per scheme to try: once in general, once per scheme for 'fastest'."""
+    tries = {c.name: c.layer.schemes if schemes[c.name] == FASTEST else (schemes[c.name],) for c in open_}
+    most = max((len(options) for options in tries.values()), default=0)
+    return [{name: options[min(i, len(options) - 1)] for name, options in tries.items()} for i in range(most)]
+
+
+def _ranked(
+    model: nn.Module,
+    open_: Sequence[Candidate],
+    schemes: Mapping[str, str],
+    rule: RankRule,
+    positions: Mapping[str, float],
+    force: bool,
+) -> list[Verdict]:
+    verdicts: list[Verdict] = []
+    matrices: list[Matrix] = []
+    members: list[tuple[Candidate, list[Unfolding]]] = []
+    for candidate in open_:
+        dense = candidate.dense
+        obstacle = candidate.layer.obstacle(dense, schemes[candidate.name])
+        if obstacle is not None:
+            verdicts.append(Verdict(candidate, schemes[candidate.name], reason=obstacle))
+            continue
+        unfoldings = candidate.layer.unfoldings(dense, schemes[candidate.name])
+        if isinstance(rule, Budget) and schemes[candidate.name] not in ("uv", "kxk-1x1"):
+            raise RankError(
+                f"a budget cannot price the scheme {schemes[candidate.name]!r} of '{candidate.name}'; "
+                "use the default scheme, or another rank rule"
+            )
+        members.append((candidate, unfoldings))
+        matrices += [_matrix(candidate, unfolding, positions) for unfolding in unfoldings]
+
+    ranks = iter(rule(matrices, _rest(model, [c for c, _ in members], positions)))
+    by_matrix = {(matrix.layer, matrix.name): matrix for matrix in matrices}
+    for candidate, unfoldings in members:
+        given = {unfolding.name: next(ranks) for unfolding in unfoldings}
+        scheme = schemes[candidate.name]
+        chosen = {name: int(rank) for name, rank in given.items() if rank is not None}
+        if len(chosen) < len(given):
+            verdicts.append(Verdict(candidate, scheme, reason="the rank rule leaves it dense"))
+            continue
+        for name, count in chosen.items():
+            matrix = by_matrix[candidate.name, name]
+            if not 1 <= count <= matrix.limit:
+                raise RankError(
+                    f"rank {count} is not within 1..{matrix.limit} for {matrix.label}; correct the rule"
+                )
+        verdicts.append(_unless_it_costs_more(candidate, scheme, chosen, force))
+    return verdicts
+
+
+def _unless_it_costs_more(candidate: Candidate, scheme: str, rank: dict[str, int], force: bool) -> Verdict:
+    dense = candidate.dense
+    before = sum(weight.numel() for weight in candidate.layer.weights_of(dense).values())
+    after = candidate.layer.factor_params(dense, scheme, rank)
+    if after > before and not force:
+        reason = f"its factors would cost more ({after:,} parameters) than the dense weight ({before:,})"
+        return Verdict(candidate, scheme, reason=reason)
+    return Verdict(candidate, scheme, rank)
+
+
+def _matrix(candidate: Candidate, unfolding: Unfolding, positions: Mapping[str, float]) -> Matrix:
+    @cache
+    def spectrum() -> Spectrum:
+        values = singular_values(unfolding.unfold(checked_weights(candidate)))
+        return np.asarray(values.numpy(), dtype=np.float64)
+
+    weight = next(iter(candidate.layer.weights_of(candidate.dense).values()))
+    return Matrix(
+        layer=candidate.name,
+        name=unfolding.name,
+        m=unfolding.m,
+        n=unfolding.n,
+        count=unfolding.count,
+        spectrum=spectrum,
+        unit_cost={
+            "params": 1.0,
+            "macs": positions.get(candidate.name, 0.0),
+            "bytes": float(weight.element_size()),
+        },
+    )
+
+
+def checked_weights(candidate: Candidate) -> dict[str, torch.Tensor]:
+    """The layer's dense weights, or an error if they cannot be decomposed."""
+    weights = candidate.weights()
+    for name, weight in weights.items():
+        if weight.device.type == "meta":
+            raise LayerError(
+                f"'{candidate.name}' is on the meta device and has no values to decompose; "
+                "use a ratio or a count as rank, or load the model's weights first"
+            )
+        if not bool(torch.isfinite(weight).all()):
+            raise LayerError(
+                f"{name} of '{candidate.name}' contains NaN or infinity; training has diverged: go back to "
+                "an earlier checkpoint, or leave the layer out with where="
+            )
+    return weights
+
+
+# ---- what it costs -----------------------------------------------------------------
+
+
+def _counts_macs(rule: RankRule) -> bool:
+    return isinstance(rule, Budget) and rule.unit == "macs"
+
+
+def _positions(model: nn.Module, open_: Sequence[Candidate], example: Any) -> dict[str, float]:
+    """How often each layer's weights are applied in one forward pass: its MACs per parameter."""
+    if example is None:
+        raise UsageError("a budget in MACs depends on the input; pass example_input= as well")
+    found: dict[str, float] = {}
+
+    def visit(name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        count = probe.macs(module, args, kwargs)
+        layer = next(candidate.layer for candidate in open_ if candidate.name == name)
+        if count is not None and not isinstance(module, Factorized):
+            found[name] = count / sum(w.numel() for w in layer.weights_of(module).values())
+
+    probe.observe(model, [candidate.name for candidate in open_], example, visit)
+    missing = [c.name for c in open_ if c.name not in found]
+    if missing:
+        raise UsageError(f"the MACs of '{missing[0]}' could not be counted; leave it out with where=")
+    total = _total_macs(model, example)
+    found[""] = total
+    return found
+
+
+def _total_macs(model: nn.Module, example: Any) -> float:
+    args, kwargs = probe.as_call(example)
+    total = probe.macs(model, args, kwargs)
+    if total is None:
+        raise UsageError("the model's MACs could not be counted on shapes alone; use a budget in parameters")
+    return float(total)
+
+
+def _rest(model: nn.Module, open_: Sequence[Candidate], positions: Mapping[str, float]) -> dict[Unit, float]:
+    """What everything costs that is not up for choice."""
+    weights = [w for c in open_ for w in c.layer.weights_of(c.dense).values()]
+    all_ = list(model.parameters())
+    chosen_macs = sum(
+        positions.get(c.name, 0.0) * sum(w.numel() for w in c.layer.weights_of(c.dense).values())
+        for c in open_
+    )
+    return {
+        "params": float(sum(p.numel() for p in all_) - sum(w.numel() for w in weights)),
+        "macs": positions.get("", 0.0) - chosen_macs,
+        "bytes": float(
+            sum(p.numel() * p.element_size() for p in all_)
+            - sum(w.numel() * w.element_size() for w in weights)
+        ),
+    }

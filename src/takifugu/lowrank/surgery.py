@@ -1,0 +1,257 @@
+"""Changes models: `apply_` makes a model have a structure; the public verbs are short uses of it.
+
+Collect, validate, then mutate: every new layer is built and filled before the first one is put in
+place, so a call that fails leaves the model as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from takifugu.errors import LayerError, StructureError, UsageError, near_misses
+from takifugu.lowrank import fastpath
+from takifugu.lowrank.candidates import Candidate, Where, layer_of, refusal, walk
+from takifugu.lowrank.choice import checked_weights, present_structure, structure_from, survey
+from takifugu.lowrank.decompose import DECOMPOSERS, Decomposer
+from takifugu.lowrank.factorized import Factorized
+from takifugu.lowrank.layers import kind_named
+from takifugu.lowrank.report import DensifyReport, FactorReport, factor_report
+from takifugu.structure import LayerSpec, Structure
+
+
+def factorize_(
+    model: nn.Module,
+    rank: Any = 0.25,
+    where: Where = None,
+    *,
+    scheme: str | Mapping[str, str] | None = None,
+    svd: str = "exact",
+    force: bool = False,
+    rerank: bool = False,
+    example_input: Any = None,
+    only_if_faster: Any = None,
+) -> FactorReport:
+    """Makes layers low-rank, in place, by truncated SVD of their weights.
+
+    Args:
+        rank: a ratio in (0, 1] of the full rank, an int, a rule of `takifugu.ranks`, or a dict from
+            layer-name pattern to any of these.
+        where: which layers: a predicate `(name, module) -> bool`, one or several name patterns, or
+            None for every supported layer except Embedding.
+        scheme: how convolutions are split: "kxk-1x1" (the paper's, default), "1x1-kxk", "tucker2",
+            "separable", "fastest" (measured on `example_input`), or a dict by pattern.
+        svd: "exact", or "randomized" for layers many thousands wide.
+        force: also factorize what is frozen or would cost more than the dense weight.
+        rerank: also give new ranks to layers that are factorized already.
+        example_input: an input for the model (a tuple for several arguments, a dict for keywords):
+            the report then counts MACs.
+        only_if_faster: an example input; each layer is timed on it, forward and backward, and stays
+            dense if its factors are not faster.
+
+    Returns a report: what was done to which layer, at what cost, with what error, and why others
+    were left as they are. A failed call leaves the model as it was.
+    """
+    verdicts = survey(
+        model,
+        rank,
+        where,
+        scheme=scheme,
+        force=force,
+        rerank=rerank,
+        example_input=example_input,
+        only_if_faster=only_if_faster,
+    )
+    structure = structure_from(model, verdicts)
+    example = only_if_faster if only_if_faster is not None else example_input
+    report = factor_report(model, verdicts, structure, example)
+    errors = apply_(model, structure, svd=svd)
+    return report.completed(model, errors, example)
+
+
+def apply_(model: nn.Module, structure: Structure, *, svd: str = "exact") -> dict[str, float]:
+    """Makes the model have this structure: factorizes, re-ranks and densifies layers as needed.
+
+    Returns the relative error of each layer that was decomposed.
+    """
+    swaps = build_swaps(model, structure, decomposer(svd))
+    commit_(model, swaps)
+    return {swap.name: swap.error for swap in swaps if swap.error is not None}
+
+
+def densify_(model: nn.Module) -> DensifyReport:
+    """Turns every factorized layer back into a plain torch module, in place, and says how exactly."""
+    swaps = build_swaps(model, Structure(), DECOMPOSERS["exact"])
+    if not swaps:
+        raise UsageError(f"{type(model).__name__} has no factorized layer; there is nothing to densify")
+    roundings = {swap.name: _rounding(swap.old, swap.new) for swap in swaps}
+    commit_(model, swaps)
+    return DensifyReport(roundings)
+
+
+def structure_of(model: nn.Module) -> Structure:
+    """The structure the model has now; an empty one if nothing is factorized."""
+    return present_structure(model)
+
+
+# ---- building and putting in place -------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Swap:
+    """A module and what is to take its place."""
+
+    name: str
+    old: nn.Module
+    new: nn.Module
+    error: float | None = None
+
+
+def decomposer(name: str) -> Decomposer:
+    if name not in DECOMPOSERS:
+        raise UsageError(f"unknown svd {name!r}; one of {', '.join(map(repr, DECOMPOSERS))}")
+    return DECOMPOSERS[name]
+
+
+def build_swaps(model: nn.Module, structure: Structure, decompose: Decomposer | None) -> list[Swap]:
+    """All that must change for the model to have the structure; `decompose=None` leaves factors empty."""
+    _refuse_wrappers(model)
+    modules = {name: module for name, module in walk(model) if layer_of(module)}
+    present = present_structure(model)
+    made: dict[str, nn.Module] = {}
+    swaps: list[Swap] = []
+    for spec in structure:
+        if spec.name not in modules:
+            known = near_misses(spec.name, modules)
+            raise StructureError(f"{type(model).__name__} has no layer {spec.name!r}{known}")
+        old = modules[spec.name]
+        if present.get(spec.name) == spec and (spec.tie is None or spec.tie not in made):
+            continue
+        swap = _factorized(spec, old, _named(made, modules, spec.tie), decompose)
+        made[spec.name] = swap.new
+        swaps.append(swap)
+    for spec in present:
+        if spec.name not in structure:
+            swap = _densified(spec, modules[spec.name], made.get(spec.tie or ""))
+            made[spec.name] = swap.new
+            swaps.append(swap)
+    return swaps
+
+
+def commit_(model: nn.Module, swaps: Sequence[Swap]) -> None:
+    """Puts the new modules in place, wherever the old ones are referenced. Cannot fail."""
+    new_for = {swap.old: swap.new for swap in swaps}
+    for parent in list(model.modules()):
+        for child_name, child in parent._modules.items():
+            if child in new_for:
+                parent._modules[child_name] = new_for[child]
+    fastpath.update_(model)
+
+
+def _factorized(
+    spec: LayerSpec, old: nn.Module, leader: nn.Module | None, decompose: Decomposer | None
+) -> Swap:
+    layer = kind_named(spec.kind)
+    candidate = Candidate(spec.name, old, layer)
+    _check_fits(spec, candidate)
+    dense = old.dense_shell(old.factor_parameters()[0].device) if isinstance(old, Factorized) else old
+    new = layer.shell(dense, spec.scheme, spec.rank)
+    new.train(old.training)
+    _adopt_hooks(new, old)
+    error = None
+    if leader is not None:
+        if not isinstance(leader, Factorized):
+            raise StructureError(f"{spec.name!r} is tied to {spec.tie!r}, which is not factorized")
+        new.share_(leader)
+    elif decompose is not None and new.factor_parameters()[0].device.type != "meta":
+        weights = checked_weights(candidate)
+        error = new.fill_(weights, layer.unfoldings(dense, spec.scheme), decompose)
+    return Swap(spec.name, old, new, error)
+
+
+def _densified(spec: LayerSpec, old: nn.Module, leader: Any) -> Swap:
+    assert isinstance(old, Factorized)
+    reason = refusal(Candidate(spec.name, old, type(old)), spec.scheme)
+    if reason is not None:
+        raise LayerError(f"{spec.name!r} cannot be made dense: {reason}")
+    new = old.to_dense()
+    if leader is not None:
+        new.weight = leader.weight
+    _adopt_hooks(new, old)
+    return Swap(spec.name, old, new)
+
+
+def _check_fits(spec: LayerSpec, candidate: Candidate) -> None:
+    where, layer, old = f"layer {spec.name!r}", candidate.layer, candidate.module
+    if layer_of(old) is not layer:
+        found = layer_of(old)
+        kind = found.kind if found is not None else type(old).__name__
+        raise StructureError(f"{where} is a {kind} in this model and a {spec.kind} in the structure")
+    if spec.scheme not in layer.schemes:
+        raise StructureError(
+            f"{where}: unknown scheme {spec.scheme!r} for a {spec.kind}; one of {', '.join(layer.schemes)}"
+        )
+    reason = refusal(candidate, spec.scheme)
+    if reason is not None:
+        raise LayerError(f"{where} cannot be factorized: {reason}")
+    dense = candidate.dense
+    shapes = {name: tuple(weight.shape) for name, weight in layer.weights_of(dense).items()}
+    if shapes != dict(spec.shapes):
+        raise StructureError(
+            f"{where} has weights {shapes} in this model, {dict(spec.shapes)} in the structure"
+        )
+    limits = {unfolding.name: unfolding.limit for unfolding in layer.unfoldings(dense, spec.scheme)}
+    if set(limits) != set(spec.rank):
+        raise StructureError(f"{where}: ranks are given for {sorted(spec.rank)}, needed for {sorted(limits)}")
+    for matrix, limit in limits.items():
+        if not 1 <= spec.rank[matrix] <= limit:
+            raise StructureError(f"{where}: rank {spec.rank[matrix]} of {matrix} is not within 1..{limit}")
+
+
+def _named(made: Mapping[str, nn.Module], modules: Mapping[str, nn.Module], name: str | None) -> Any:
+    return None if name is None else made.get(name, modules.get(name))
+
+
+def _refuse_wrappers(model: nn.Module) -> None:
+    from torch.nn.parallel import DistributedDataParallel
+
+    if isinstance(model, DistributedDataParallel):
+        raise UsageError(
+            "the model is wrapped in DistributedDataParallel, whose buckets hold the old parameters; "
+            "change model.module and wrap it again"
+        )
+
+
+_HOOKS = (
+    "_forward_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+)
+
+
+def _adopt_hooks(new: nn.Module, old: nn.Module) -> None:
+    """The users' hooks move along; sharing the dicts keeps their handles working."""
+    for attribute in _HOOKS:
+        if hasattr(old, attribute):
+            setattr(new, attribute, getattr(old, attribute))
+
+
+@torch.no_grad()
+def _rounding(old: nn.Module, new: Any) -> float:
+    """How far the dense weights are from the factors' exact product, relative, in the Frobenius norm."""
+    assert isinstance(old, Factorized)
+    exact = old.dense_weights(precise=True)
+    dense = old.weights_of(new)
+    if any(weight.device.type == "meta" for weight in dense.values()):
+        return 0.0
+    off = sum(float((dense[name] - weight).square().sum()) for name, weight in exact.items())
+    size = sum(float(weight.square().sum()) for weight in exact.values())
+    return float((off / size) ** 0.5) if size > 0 else 0.0
