@@ -69,6 +69,13 @@ class FactorizedMultiheadAttention(Factorized):
         ]
 
     @staticmethod
+    def _source(module: Dense, projection: str) -> str:
+        """The dense parameter that holds a projection."""
+        if projection == "out":
+            return "out_proj.weight"
+        return "in_proj_weight" if module._qkv_same_embed_dim else f"{projection}_proj_weight"
+
+    @staticmethod
     def _block(weights: Mapping[str, Tensor], name: str, E: int) -> Tensor:
         if name == "out":
             return weights["out_proj.weight"]
@@ -89,7 +96,8 @@ class FactorizedMultiheadAttention(Factorized):
         layer.in_proj_bias = module.in_proj_bias
         for name, width in zip(_PROJECTIONS, (E, module.kdim, module.vdim, E), strict=True):
             plain = nn.Linear(width, E, bias=False, device="meta")
-            plain.weight = empty_like_weight(module.out_proj.weight, E, width)
+            source = cls._source(module, name)
+            plain.weight = empty_like_weight(cls.weights_of(module)[source], E, width)
             projection = FactorizedLinear.shell(plain, "uv", {"weight": rank[name]})
             setattr(layer, f"{name}_proj", projection)
         layer.out_proj.u.bias = module.out_proj.bias
@@ -122,8 +130,9 @@ class FactorizedMultiheadAttention(Factorized):
             batch_first=self.batch_first,
             device="meta",
         )
-        like = self.out_proj.u.weight
+        sources = {self._source(self, name): self._projection(name) for name in _PROJECTIONS}
         for name, shape in self.shapes.items():
+            like = sources[name].u.weight
             holder = dense.out_proj if name == "out_proj.weight" else dense
             setattr(holder, name.removeprefix("out_proj."), empty_like_weight(like, *shape, device=device))
         dense.in_proj_bias = self.in_proj_bias

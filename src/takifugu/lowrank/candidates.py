@@ -92,6 +92,7 @@ def layer_of(module: nn.Module) -> type[Factorized] | None:
 
 def find(model: nn.Module, where: Where) -> list[Candidate]:
     """The candidates the user means. Matching nothing is an error that names near misses."""
+    refuse_wrappers(model)
     known = [Candidate(name, module, layer) for name, module in walk(model) if (layer := layer_of(module))]
     if not known:
         raise UsageError(f"{type(model).__name__} has no layer that can be factorized")
@@ -153,7 +154,10 @@ def refusal(candidate: Candidate, scheme: str) -> str | None:
     if parametrize.is_parametrized(module):
         return "its weight is parametrized; remove the parametrization first"
     dense_type: Any = next(base for base in type(module).__mro__ if base.__module__.startswith(_HOMES))
-    if type(module).forward is not dense_type.forward:
+    own_forward = "forward" in vars(module)  # patched on this very module
+    if own_forward or any(
+        getattr(type(module), method, None) is not getattr(dense_type, method, None) for method in _BEHAVIOUR
+    ):
         return f"{type(module).__name__} has a forward of its own"
     try:
         weights: dict[str, Any] = dict(candidate.layer.weights_of(module))
@@ -170,6 +174,8 @@ def refusal(candidate: Candidate, scheme: str) -> str | None:
 
 
 _HOMES = ("torch.nn.modules.", "transformers.pytorch_utils")
+_BEHAVIOUR = ("forward", "_conv_forward", "_output_padding")
+"""What a subclass can override and then compute something else than the dense type does."""
 
 
 def _is_plain(weight: Tensor) -> bool:
@@ -185,6 +191,21 @@ def _foreign(name: str, weight: Tensor) -> str:
         )
     described = kind if kind != "Tensor" else str(weight.dtype)
     return f"its weight is not a plain float tensor ({described}: quantized?)"
+
+
+_WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel", "DataParallel")
+
+
+def refuse_wrappers(model: nn.Module) -> None:
+    """Wrappers hold on to the parameters they were built with, and put a prefix before every name."""
+    for name, module in model.named_modules():
+        kind = type(module).__name__
+        if kind in _WRAPPERS and isinstance(getattr(module, "module", None), nn.Module):
+            inside = f"model.{name}.module" if name else "model.module"
+            raise UsageError(
+                f"the model is wrapped in {kind}, which holds on to the old parameters; "
+                f"use {inside}, and wrap it again afterwards"
+            )
 
 
 def sharers(model: nn.Module) -> dict[int, list[str]]:

@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import tempfile
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,25 +21,31 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from takifugu.errors import CheckpointError, StructureError, near_misses
+from takifugu.errors import CheckpointError, StructureError, TakifuguWarning, near_misses
+from takifugu.lowrank.candidates import refuse_wrappers
 from takifugu.lowrank.surgery import Swap, build_swaps, commit_, structure_of
 from takifugu.structure import Structure
 
 FORMAT = "takifugu.model/1"
+_KEY = "takifugu"
+_HASHED = ("format", "structure", "builder", "shared")
 _BUILDER = "_takifugu_builder"
 
 
 def save(model: nn.Module, path: str | Path) -> None:
     """Writes structure and weights. The file appears whole or not at all."""
     path = Path(path)
+    refuse_wrappers(model)
     tensors, shared = _unique(_state(model))
-    metadata = {
+    header: dict[str, Any] = {
         "format": FORMAT,
-        "structure": structure_of(model).to_json(),
-        "builder": json.dumps(getattr(model, _BUILDER, None), sort_keys=True),
-        "shared": json.dumps(shared, sort_keys=True),
+        "structure": structure_of(model).to_dict(),
+        "builder": getattr(model, _BUILDER, None),
+        "shared": shared,
     }
-    metadata["sha256"] = _digest(tensors, metadata)
+    header["sha256"] = _digest(tensors, header)
+    # One entry, because safetensors writes several in any order: same model, same bytes.
+    metadata = {_KEY: json.dumps(header, sort_keys=True)}
     if not path.parent.is_dir():
         raise CheckpointError(f"cannot write {str(path)!r}: the folder {str(path.parent)!r} does not exist")
     handle, partial = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".partial")
@@ -58,22 +65,43 @@ def load(path: str | Path, model: nn.Module | None = None) -> nn.Module:
     Every name, shape and hash is checked first; on any error the model is as it was.
     """
     path = Path(path)
-    tensors, shared, metadata = _read(path)
+    tensors, header = _read(path)
     if model is None:
-        model = _build(path, metadata)
+        model = _build(path, header["builder"])
     try:
-        structure = Structure.from_json(metadata["structure"])
+        structure = Structure.from_dict(header["structure"])
         swaps = build_swaps(model, structure, None)
     except StructureError as error:
         raise CheckpointError(f"{str(path)!r} was made for another model: {error}") from error
-    state = {**tensors, **{alias: tensors[name] for alias, name in shared.items()}}
+    state = {**tensors, **{alias: tensors[name].clone() for alias, name in header["shared"].items()}}
     expected = _expected(model, swaps)
     _check(path, expected, state)
     commit_(model, swaps)
-    # Factors were built empty, and a model on the meta device has no memory to copy into.
-    hollow = any(tensor.device.type == "meta" for tensor in expected.values())
-    model.load_state_dict(state, strict=True, assign=hollow)
+    if any(tensor.device.type == "meta" for tensor in expected.values()):
+        _assign_(model, {name: tensor.to(expected[name].dtype) for name, tensor in state.items()})
+    else:
+        model.load_state_dict(state, strict=True)
     return model
+
+
+def _assign_(model: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """A model on the meta device has no memory to copy into: it takes the tensors over. Tied stays tied."""
+    holders: dict[nn.Parameter, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        holders.setdefault(parameter, []).append(name)
+    model.load_state_dict(state, strict=True, assign=True)
+    for first, *others in holders.values():
+        for other in others:
+            owner, _, attribute = other.rpartition(".")
+            setattr(model.get_submodule(owner), attribute, model.get_parameter(first))
+    hollow = [name for name, buffer in model.named_buffers() if buffer.device.type == "meta"]
+    if hollow:
+        warnings.warn(
+            f"buffer {hollow[0]!r} is not kept in files (persistent=False) and still on the meta device; "
+            "set it, or build the model on a real device",
+            TakifuguWarning,
+            stacklevel=3,
+        )
 
 
 # ---- writing --------------------------------------------------------------------------------------------
@@ -108,10 +136,9 @@ def _unique(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, s
     return tensors, shared
 
 
-def _digest(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
-    digest = hashlib.sha256()
-    for key in ("format", "structure", "builder", "shared"):
-        digest.update(f"{key}={metadata[key]}\n".encode())
+def _digest(tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> str:
+    told = {key: header[key] for key in _HASHED}
+    digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode())
     for name in sorted(tensors):
         tensor = tensors[name].contiguous()
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
@@ -122,7 +149,7 @@ def _digest(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
 # ---- reading --------------------------------------------------------------------------------------------
 
 
-def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str], dict[str, str]]:
+def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     if not path.is_file():
         raise CheckpointError(f"there is no file {str(path)!r}")
     try:
@@ -131,24 +158,28 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str], dict[str, str]
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError, ValueError, RuntimeError) as error:
         raise CheckpointError(f"{str(path)!r} is damaged or not a safetensors file: {error}") from error
-    if metadata.get("format") != FORMAT:
-        found = metadata.get("format", "none")
+    try:
+        header = json.loads(metadata.get(_KEY, "null"))
+    except (ValueError, RecursionError):
+        header = None
+    if not isinstance(header, dict) or header.get("format") != FORMAT:
         raise CheckpointError(
-            f"{str(path)!r} was not written by takifugu.save (format {found!r}, expected {FORMAT!r})"
+            f"{str(path)!r} was not written by takifugu.save (its header is not {FORMAT!r})"
         )
-    missing = {"structure", "builder", "shared", "sha256"} - set(metadata)
+    missing = {*_HASHED, "sha256"} - set(header)
     if missing:
         raise CheckpointError(f"{str(path)!r} lacks {sorted(missing)} in its header; it has been changed")
-    if _digest(tensors, metadata) != metadata["sha256"]:
+    if _digest(tensors, header) != header["sha256"]:
         raise CheckpointError(f"{str(path)!r} does not match its own hash; it is damaged or has been changed")
-    shared = json.loads(metadata["shared"])
-    return tensors, shared, metadata
+    shared = header["shared"]
+    if not isinstance(shared, dict) or not set(shared.values()) <= set(tensors) or set(shared) & set(tensors):
+        raise CheckpointError(f"{str(path)!r} names tensors it does not hold; it has been changed")
+    return tensors, header
 
 
-def _build(path: Path, metadata: Mapping[str, str]) -> nn.Module:
-    from takifugu import zoo  # the one network source that runs no code of the file's choosing
+def _build(path: Path, builder: Any) -> nn.Module:
+    from takifugu import zoo  # the one source of networks that runs no code of the file's choosing
 
-    builder = json.loads(metadata["builder"])
     if not isinstance(builder, dict) or "zoo" not in builder:
         raise CheckpointError(
             f"{str(path)!r} does not say how its model is built; pass one: load(path, model)"
@@ -188,6 +219,11 @@ def _check(path: Path, expected: Mapping[str, Tensor], state: Mapping[str, Tenso
         raise CheckpointError(f"{str(path)!r} was made for another model: it {', and '.join(parts)}")
     for name, tensor in state.items():
         wanted = expected[name]
+        if type(wanted) is not Tensor:
+            raise CheckpointError(
+                f"{name!r} is a {type(wanted).__name__} in the model (quantized or sharded), which cannot be "
+                "loaded into; load first, then quantize or shard"
+            )
         if tensor.shape != wanted.shape:
             raise CheckpointError(
                 f"{name!r} has shape {tuple(tensor.shape)} in {str(path)!r} and {tuple(wanted.shape)} here"

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from takifugu.errors import LayerError, RankError, UsageError, near_misses
 from takifugu.lowrank import probe
@@ -328,7 +329,7 @@ def _total_macs(model: nn.Module, example: Any) -> float:
 def _rest(model: nn.Module, open_: Sequence[Candidate], positions: Mapping[str, float]) -> dict[Unit, float]:
     """What everything costs that is not up for choice."""
     weights = [w for c in open_ for w in c.layer.weights_of(c.dense).values()]
-    all_ = list(model.parameters())
+    all_ = [parameter for parameter in model.parameters() if not is_lazy(parameter)]
     chosen_macs = sum(
         positions.get(c.name, 0.0) * sum(w.numel() for w in c.layer.weights_of(c.dense).values())
         for c in open_

@@ -87,6 +87,7 @@ class _FactorizedConv(Factorized):
         layer = cls()
         layer.describe_(scheme, rank, module)
         layer.config = _config(module, cls.transposed)
+        vars(layer).update(layer.config)  # other people's code reads `stride`, `in_channels` and so on
         _, o, i, *_ = cls._canonical_shape(module.weight.shape, module.groups)
         stage = _Stages(module, cls.dimensions, cls.transposed)
         if scheme == "kxk-1x1":
@@ -172,7 +173,7 @@ class _FactorizedConv(Factorized):
         build = (_TRANSPOSED if self.transposed else _PLAIN)[self.dimensions]
         dense = build(**self.config, bias=False, device="meta")
         dense.weight = empty_like_weight(self.u.weight, *self.shapes["weight"], device=device)
-        if _is_channels_last(self.v.weight) or _is_channels_last(self.u.weight):
+        if any(_is_channels_last(stage.weight) for stage in self.stages):
             _to_channels_last_(dense)
         dense.bias = self.u.bias
         return dense

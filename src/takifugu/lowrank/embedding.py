@@ -83,7 +83,8 @@ class FactorizedEmbedding(Factorized):
 
     def forward(self, input: Tensor) -> Tensor:
         rows: Tensor = self.u(input)
-        return rows @ self.v
+        # As the dense look-up, whose result autocast leaves in the table's dtype.
+        return (rows @ self.v).to(rows.dtype)
 
     @property
     def num_embeddings(self) -> int:

@@ -379,6 +379,7 @@ def _evbmf_rank(s: Spectrum, L: int, M: int) -> int:
     x_bar = (1 + tau_bar) * (1 + alpha / tau_bar)
 
     def negative_evidence(log_variance: float) -> float:
+        # The paper's psi_0 + psi_1; log(variance) is in it through log(x).
         variance = math.exp(log_variance)
         x = energy / (M * variance)
         signal, noise = x[x > x_bar], np.maximum(x[x <= x_bar], 1e-300)
@@ -388,7 +389,6 @@ def _evbmf_rank(s: Spectrum, L: int, M: int) -> int:
             + np.sum(signal - tau)
             + np.sum(np.log((tau + 1) / signal))
             + alpha * np.sum(np.log(tau / alpha + 1))
-            + L * log_variance
         )
 
     # At most `most` components can stand out; the others bound the noise from below.

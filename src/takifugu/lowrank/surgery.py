@@ -15,7 +15,7 @@ from torch import nn
 
 from takifugu.errors import LayerError, StructureError, UsageError, near_misses
 from takifugu.lowrank import fastpath
-from takifugu.lowrank.candidates import Candidate, Where, layer_of, refusal, walk
+from takifugu.lowrank.candidates import Candidate, Where, layer_of, refusal, refuse_wrappers, walk
 from takifugu.lowrank.choice import checked_weights, present_structure, structure_from, survey
 from takifugu.lowrank.decompose import DECOMPOSERS, Decomposer
 from takifugu.lowrank.factorized import Factorized
@@ -119,7 +119,7 @@ def decomposer(name: str) -> Decomposer:
 
 def build_swaps(model: nn.Module, structure: Structure, decompose: Decomposer | None) -> list[Swap]:
     """All that must change for the model to have the structure; `decompose=None` leaves factors empty."""
-    _refuse_wrappers(model)
+    refuse_wrappers(model)
     modules = {name: module for name, module in walk(model) if layer_of(module)}
     present = present_structure(model)
     made: dict[str, nn.Module] = {}
@@ -216,16 +216,6 @@ def _named(made: Mapping[str, nn.Module], modules: Mapping[str, nn.Module], name
     return None if name is None else made.get(name, modules.get(name))
 
 
-def _refuse_wrappers(model: nn.Module) -> None:
-    from torch.nn.parallel import DistributedDataParallel
-
-    if isinstance(model, DistributedDataParallel):
-        raise UsageError(
-            "the model is wrapped in DistributedDataParallel, whose buckets hold the old parameters; "
-            "change model.module and wrap it again"
-        )
-
-
 _HOOKS = (
     "_forward_hooks",
     "_forward_hooks_with_kwargs",
@@ -234,6 +224,7 @@ _HOOKS = (
     "_forward_pre_hooks_with_kwargs",
     "_backward_hooks",
     "_backward_pre_hooks",
+    "_is_full_backward_hook",
 )
 
 
