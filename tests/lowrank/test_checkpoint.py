@@ -135,8 +135,8 @@ def rewrite(path: Path, **changes: object) -> None:
     with safe_open(path, framework="pt") as file:
         header, tensors = (
             json.loads(file.metadata()["takifugu"]),
-            {k: file.get_tensor(k) for k in file.keys()},
-        )  # noqa: SIM118
+            {k: file.get_tensor(k) for k in list(file.keys())},
+        )
     header = {k: v for k, v in {**header, **changes}.items() if v != "gone"}
     save_file(tensors, path, metadata={"takifugu": json.dumps(header)})
 

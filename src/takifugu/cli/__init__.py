@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Sequence
 from enum import IntEnum
+from typing import Any
 
 
 class Exit(IntEnum):
@@ -24,32 +25,34 @@ class Exit(IntEnum):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code."""
-    import click
+    import typer
 
     from takifugu.cli.app import app
     from takifugu.errors import TakifuguError
 
+    # Newer releases of typer carry a click of their own, older ones use the installed one.
+    click_error: Any = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
     try:
-        # standalone_mode=False: click neither exits nor prints, so that codes are decided here.
-        code = app(args=list(arguments) if arguments is not None else None, standalone_mode=False)
-        return int(code or Exit.OK)
-    except click.exceptions.Abort:
-        return _say("interrupted", Exit.INTERRUPTED)
-    except KeyboardInterrupt:
-        return _say("interrupted", Exit.INTERRUPTED)
-    except click.exceptions.Exit as stop:
-        return int(stop.exit_code)
-    except click.ClickException as error:
+        # standalone_mode=False: nothing below exits or prints, so that codes are decided here.
+        code = int(app(args=None if arguments is None else list(arguments), standalone_mode=False) or 0)
+    except typer.Exit as stop:
+        code = int(stop.exit_code)
+    except (typer.Abort, KeyboardInterrupt):
+        code = Exit.INTERRUPTED
+    except click_error as error:
         error.show()
-        return Exit.USAGE
+        code = Exit.USAGE
     except TakifuguError as error:
         if os.environ.get("TAKIFUGU_TRACEBACK"):
             raise
-        return _say(f"error: {error}", Exit.USAGE)
+        code = _say(f"error: {error}", Exit.USAGE)
     except BrokenPipeError:
         # The reader (head, a pager) left. Python would complain again while flushing at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return Exit.FAILED
+        code = Exit.FAILED
+    if code == Exit.INTERRUPTED:
+        _say("interrupted", Exit.INTERRUPTED)
+    return code
 
 
 def _say(message: str, code: Exit) -> int:

@@ -31,3 +31,10 @@ def _root(
     ] = False,
 ) -> None:
     pass
+
+
+from takifugu.cli.demo import demo  # noqa: E402
+from takifugu.cli.inspect import inspect  # noqa: E402
+
+app.command()(demo)
+app.command()(inspect)

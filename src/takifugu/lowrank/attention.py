@@ -18,6 +18,7 @@ from takifugu.errors import LayerError
 from takifugu.lowrank.decompose import Factors
 from takifugu.lowrank.factorized import Dense, Factorized, Unfolding, empty_like_weight, product
 from takifugu.lowrank.linear import FactorizedLinear
+from takifugu.lowrank.view import weight_view
 
 _PROJECTIONS = ("q", "k", "v", "out")
 
@@ -150,8 +151,8 @@ class FactorizedMultiheadAttention(Factorized):
 
     @property
     def in_proj_weight(self) -> Tensor | None:
-        """The dense input projection, formed anew: for reading, not for optimizing."""
-        return self.dense_weights()["in_proj_weight"] if self._qkv_same_embed_dim else None
+        """The dense input projection: for reading, not for optimizing."""
+        return weight_view(self, "in_proj_weight") if self._qkv_same_embed_dim else None
 
     def forward(
         self,

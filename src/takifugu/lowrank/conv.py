@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from takifugu.errors import LayerError
 from takifugu.lowrank.decompose import Decomposer, Factors
 from takifugu.lowrank.factorized import Dense, Factorized, Unfolding, Weights, empty_like_weight
+from takifugu.lowrank.view import weight_view
 
 _PLAIN: dict[int, Any] = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 _TRANSPOSED: dict[int, Any] = {1: nn.ConvTranspose1d, 2: nn.ConvTranspose2d, 3: nn.ConvTranspose3d}
@@ -204,8 +205,8 @@ class _FactorizedConv(Factorized):
 
     @property
     def weight(self) -> Tensor:
-        """The dense weight, formed anew: for reading, not for optimizing."""
-        return self.dense_weights()["weight"]
+        """The product of the factors: for reading, not for optimizing."""
+        return weight_view(self, "weight")
 
     @property
     def bias(self) -> nn.Parameter | None:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from takifugu.lowrank.decompose import Factors
 from takifugu.lowrank.factorized import Dense, Factorized, Unfolding, empty_like_weight, product
+from takifugu.lowrank.view import weight_view
 
 
 class FactorizedEmbedding(Factorized):
@@ -101,5 +102,5 @@ class FactorizedEmbedding(Factorized):
 
     @property
     def weight(self) -> Tensor:
-        """The product, formed anew: for reading, not for optimizing."""
-        return self.dense_weights()["weight"]
+        """The product of the factors: for reading, not for optimizing."""
+        return weight_view(self, "weight")

@@ -17,6 +17,7 @@ from takifugu.lowrank.conv import (
 from takifugu.lowrank.embedding import FactorizedEmbedding
 from takifugu.lowrank.factorized import Factorized
 from takifugu.lowrank.linear import FactorizedConv1D, FactorizedLinear
+
 # TMP from takifugu.lowrank.rnn import FactorizedGRU, FactorizedLSTM, FactorizedRNN
 
 _ALL: tuple[type[Factorized], ...] = (

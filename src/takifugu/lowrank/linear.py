@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from takifugu.lowrank.decompose import Factors
 from takifugu.lowrank.factorized import Dense, Factorized, Unfolding, empty_like_weight, hollow, product
+from takifugu.lowrank.view import weight_view
 
 
 class FactorizedLinear(Factorized):
@@ -85,8 +86,8 @@ class FactorizedLinear(Factorized):
 
     @property
     def weight(self) -> Tensor:
-        """The product, formed anew: for reading, not for optimizing."""
-        return self.dense_weights()["weight"]
+        """The product of the factors: for reading, not for optimizing."""
+        return weight_view(self, "weight")
 
     @property
     def bias(self) -> nn.Parameter | None:

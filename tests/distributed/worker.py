@@ -1,0 +1,211 @@
+"""One of two real processes: does a job for every kind of layer and writes down what it finds.
+
+    python worker.py {composed|sharded} FOLDER RANK PROCESSES
+
+A finding is one JSON file per case and rank; the tests beside this file judge them.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import sys
+import traceback
+from collections.abc import Callable, Iterable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from every_kind import CASES, Case
+from torch import Tensor, distributed, nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import SGD, AdamW, Optimizer
+
+import takifugu as tk
+from takifugu.lowrank.factorized import Factorized
+
+OPTIMIZERS: dict[str, Callable[[Iterable[nn.Parameter]], Optimizer]] = {
+    "sgd": lambda parameters: SGD(parameters, lr=0.05, momentum=0.9),
+    "adamw": lambda parameters: AdamW(parameters, lr=1e-2),
+}
+Findings = dict[str, Any]
+
+
+def data(case: Case, step: int, rank: int) -> tuple[Tensor, ...]:
+    return case.example(seed=1000 + 10 * step + rank)
+
+
+def loss_of(model: nn.Module, inputs: tuple[Tensor, ...]) -> Tensor:
+    loss: Tensor = (model(*inputs) - 1.0).square().mean()
+    return loss
+
+
+def train(model: nn.Module, optimizer: Optimizer, batches: Iterable[tuple[Tensor, ...]]) -> list[float]:
+    losses = []
+    for inputs in batches:
+        loss = loss_of(model, inputs)
+        losses.append(loss.item())
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        optimizer.step()
+    return losses
+
+
+def digest(model: nn.Module) -> str:
+    sha = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        sha.update(name.encode())
+        sha.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return sha.hexdigest()
+
+
+def largest_difference(some: Tensor, other: Tensor) -> float:
+    return (some - other).abs().max().item()
+
+
+# ---- DDP: train, checkpoint, resume, densify -------------------------------------------------------------
+
+
+def composed(case: Case, rank: int, processes: int, folder: Path) -> Findings:
+    return {name: trained_and_resumed(case, name, rank, folder) for name in OPTIMIZERS}
+
+
+def trained_and_resumed(case: Case, optimizer_name: str, rank: int, folder: Path) -> Findings:
+    found: Findings = {}
+    build = OPTIMIZERS[optimizer_name]
+
+    def batches(start: int, stop: int) -> list[tuple[Tensor, ...]]:
+        return [data(case, step, rank) for step in range(start, stop)]
+
+    model = case.factorized()
+    found["start"] = digest(model)
+    wrapped = DistributedDataParallel(model, find_unused_parameters=False)
+    optimizer = build(model.parameters())
+    found["losses"] = train(wrapped, optimizer, batches(0, 3))
+    found["without_gradient"] = [
+        name for name, p in model.named_parameters() if p.grad is None or not p.grad.abs().max() > 0
+    ]
+    found["after_3"] = digest(model)
+    weights, state = folder / f"{case.name}.{optimizer_name}.safetensors", folder / f"{case.name}.optimizer"
+    if rank == 0:
+        tk.save(model, weights)
+        torch.save(optimizer.state_dict(), state)
+    distributed.barrier()
+
+    train(wrapped, optimizer, batches(3, 5))
+    found["uninterrupted"] = digest(model)
+
+    fresh = tk.load(weights, case.build(seed=7))
+    found["loaded"] = digest(fresh)
+    resumed = DistributedDataParallel(fresh)
+    optimizer = build(fresh.parameters())
+    optimizer.load_state_dict(torch.load(state, weights_only=True))
+    train(resumed, optimizer, batches(3, 5))
+    found["resumed"] = digest(fresh)
+    found["refusal"] = refusal(lambda: tk.factorize_(resumed, rank=0.25))
+
+    inputs = data(case, 99, 0)
+    before = fresh(*inputs).detach()
+    tk.densify_(fresh)
+    found["densified_difference"] = largest_difference(fresh(*inputs).detach(), before)
+    found["densified_structure"] = len(tk.structure_of(fresh))
+    dense = case.build()
+    found["densified_is_plain"] = [type(m).__qualname__ for m in fresh.modules()] == [
+        type(m).__qualname__ for m in dense.modules()
+    ] and list(fresh.state_dict()) == list(dense.state_dict())
+    # It is a model to go on with.
+    train(DistributedDataParallel(fresh), build(fresh.parameters()), batches(5, 6))
+    found["dense_after_1"] = digest(fresh)
+    return found
+
+
+# ---- FSDP2 -----------------------------------------------------------------------------------------------
+
+
+def sharded(case: Case, rank: int, processes: int, folder: Path) -> Findings:
+    alone = case.factorized()
+    batches = [
+        tuple(torch.cat(parts) for parts in zip(*(data(case, s, r) for r in range(processes)), strict=True))
+        for s in range(3)
+    ]
+    model = copy.deepcopy(alone)
+    start = {name: p.detach().clone() for name, p in alone.named_parameters()}
+    train(alone, OPTIMIZERS["sgd"](alone.parameters()), batches)
+    wanted = dict(alone.named_parameters())
+    return {
+        "root": trained_in_shards(case, copy.deepcopy(model), False, wanted, start, rank),
+        "each": trained_in_shards(case, model, True, wanted, start, rank),
+    }
+
+
+def trained_in_shards(
+    case: Case, model: nn.Module, each: bool, wanted: dict[str, Any], start: dict[str, Tensor], rank: int
+) -> Findings:
+    """`each`: the factorized layer is sharded on its own, before the rest."""
+    found: Findings = {}
+    if each:
+        for module in [m for m in model.modules() if isinstance(m, Factorized)][:1]:
+            fully_shard(module)
+    fully_shard(model)
+    optimizer = OPTIMIZERS["sgd"](model.parameters())
+    train(model, optimizer, [data(case, step, rank) for step in range(3)])
+    parameters = dict(model.named_parameters())
+    found["not_sharded"] = [name for name, p in parameters.items() if not isinstance(p, DTensor)]
+    whole = {name: p.full_tensor().detach() for name, p in parameters.items() if isinstance(p, DTensor)}
+    found["names"] = sorted(whole) == sorted(wanted)
+    found["difference"] = max(largest_difference(whole[name], wanted[name].detach()) for name in wanted)
+    found["moved"] = min(largest_difference(whole[name], start[name]) for name in wanted)
+    found["refusals"] = {
+        "factorize_": refusal(lambda: tk.factorize_(model, rank=0.25, rerank=True, where="layer")),
+        "densify_": refusal(lambda: tk.densify_(model)),
+        "save": refusal(lambda: tk.save(model, "never-written.safetensors")),
+    }
+    dense = case.build()
+    fully_shard(dense)
+    found["refusals"]["factorize_ dense"] = refusal(lambda: tk.factorize_(dense, rank=0.5, where="layer"))
+    # The way out: gather, load into the same structure, densify.
+    plain = case.build(seed=7)
+    tk.apply_(plain, tk.structure_of(model))
+    plain.load_state_dict(whole)
+    inputs = data(case, 99, 0)
+    found["gathered_difference"] = largest_difference(plain(*inputs).detach(), model(*inputs).detach())
+    return found
+
+
+def refusal(call: Callable[[], object]) -> str:
+    try:
+        call()
+    except tk.TakifuguError as error:
+        return f"{type(error).__name__}: {error}"
+    return "not refused"
+
+
+# ---- the process -----------------------------------------------------------------------------------------
+
+JOBS = {"composed": composed, "sharded": sharded}
+
+
+def main(job: str, folder: Path, rank: int, processes: int) -> None:
+    store = distributed.FileStore(str(folder / "store"), processes)
+    distributed.init_process_group(
+        "gloo", store=store, rank=rank, world_size=processes, timeout=timedelta(seconds=60)
+    )
+    try:
+        for name, case in CASES.items():
+            try:
+                found = JOBS[job](case, rank, processes, folder)
+            except Exception:
+                found = {"error": traceback.format_exc()}
+            (folder / f"{name}.{rank}.json").write_text(json.dumps(found))
+            distributed.barrier()
+    finally:
+        distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))
