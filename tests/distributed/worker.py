@@ -157,8 +157,12 @@ def trained_in_shards(
     found["not_sharded"] = [name for name, p in parameters.items() if not isinstance(p, DTensor)]
     whole = {name: p.full_tensor().detach() for name, p in parameters.items() if isinstance(p, DTensor)}
     found["names"] = sorted(whole) == sorted(wanted)
-    found["difference"] = max(largest_difference(whole[name], wanted[name].detach()) for name in wanted)
-    found["moved"] = min(largest_difference(whole[name], start[name]) for name in wanted)
+    moved = {name: largest_difference(whole[name], start[name]) for name in wanted}
+    found["still"] = [name for name, distance in moved.items() if distance == 0]
+    found["off"] = max(
+        largest_difference(whole[name], wanted[name].detach()) / distance if distance else 0.0
+        for name, distance in moved.items()
+    )
     found["refusals"] = {
         "factorize_": refusal(lambda: tk.factorize_(model, rank=0.25, rerank=True, where="layer")),
         "densify_": refusal(lambda: tk.densify_(model)),

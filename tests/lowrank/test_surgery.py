@@ -38,7 +38,7 @@ def test_full_rank_changes_nothing_and_densify_brings_the_very_model_back() -> N
     dense = tk.densify_(model)
     assert [type(m) for m in model] == [type(m) for m in net()]
     assert dense.largest < 1e-15
-    assert "4 layers are dense again" in str(dense)
+    assert "4 layers dense again" in str(dense)
     torch.testing.assert_close(model(X), expected, rtol=1e-9, atol=1e-9)
     assert all(
         a is b for a, b in zip(biases, [p for n, p in model.named_parameters() if "bias" in n], strict=True)

@@ -17,8 +17,7 @@ from takifugu.lowrank.conv import (
 from takifugu.lowrank.embedding import FactorizedEmbedding
 from takifugu.lowrank.factorized import Factorized
 from takifugu.lowrank.linear import FactorizedConv1D, FactorizedLinear
-
-# TMP from takifugu.lowrank.rnn import FactorizedGRU, FactorizedLSTM, FactorizedRNN
+from takifugu.lowrank.rnn import FactorizedGRU, FactorizedLSTM, FactorizedRNN
 
 _ALL: tuple[type[Factorized], ...] = (
     FactorizedLinear,
@@ -28,7 +27,9 @@ _ALL: tuple[type[Factorized], ...] = (
     FactorizedConvTranspose1d,
     FactorizedConvTranspose2d,
     FactorizedConvTranspose3d,
-    # TMP FactorizedLSTM, FactorizedGRU, FactorizedRNN,
+    FactorizedLSTM,
+    FactorizedGRU,
+    FactorizedRNN,
     FactorizedMultiheadAttention,
     FactorizedEmbedding,
     FactorizedConv1D,

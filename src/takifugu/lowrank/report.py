@@ -137,7 +137,7 @@ class FactorReport:
         if self.macs is not None:
             parts.append(f"MACs {_change(self.macs_before, self.macs)}")
         parts.append(f"gradient bytes {_change(self.gradient_bytes_before, self.gradient_bytes)}")
-        counts = f"{len(self.factorized)} layers factorized, {len(self.left_dense)} left as they are"
+        counts = f"{_layers(len(self.factorized))} factorized, {len(self.left_dense)} left as is"
         missing = "" if self.macs is not None else "; pass example_input= to count MACs"
         return f"{counts}: {', '.join(parts)}{missing}"
 
@@ -158,7 +158,7 @@ class DensifyReport:
     def __str__(self) -> str:
         worst = max(self.rounding, key=self.rounding.__getitem__)
         return (
-            f"{len(self.rounding)} layers are dense again; the weights equal the factors' products but for "
+            f"{_layers(len(self.rounding))} dense again; the weights equal the factors' products but for "
             f"rounding, relative {self.largest:.1e} at most ('{worst}')"
         )
 
@@ -240,6 +240,10 @@ def _macs(model: nn.Module, names: Sequence[str], example: Any) -> dict[str, int
     probe.observe(model, names, example, visit)
     found[""] = probe.macs(model, *probe.as_call(example))
     return found
+
+
+def _layers(count: int) -> str:
+    return f"{count} layer" if count == 1 else f"{count} layers"
 
 
 def _change(before: int | None, after: int | None) -> str:
