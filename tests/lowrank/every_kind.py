@@ -188,5 +188,6 @@ _ALL = (
 )
 
 from takifugu.lowrank.layers import KINDS as _K
+
 CASES: dict[str, Case] = {case.name: case for case in _ALL if case.kind in _K}
 assert len(CASES) == len([c for c in _ALL if c.kind in _K])

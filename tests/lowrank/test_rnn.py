@@ -19,10 +19,10 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from takifugu.errors import TakifuguError
-from takifugu.lowrank import recurrence
+from takifugu.lowrank import recurrence, recurrence_plain
 from takifugu.lowrank.decompose import exact
-from takifugu.lowrank.recurrence import Projection, Steps
 from takifugu.lowrank.rnn import FactorizedGRU, FactorizedLSTM, FactorizedRNN, _FactorizedRecurrent
+from takifugu.lowrank.steps import Projection, Steps
 
 CLASSES: dict[type[nn.Module], type[_FactorizedRecurrent]] = {
     nn.LSTM: FactorizedLSTM,
@@ -250,11 +250,11 @@ def run_loop(kind: str, steps: Steps, inputs: tuple[Tensor, ...], plain: bool = 
     gates = gates.clone()  # the loop overwrites it
     if kind in ("lstm", "projected"):
         projection = Projection(*rest[1:]) if kind == "projected" else None
-        loop = recurrence.lstm_plain if plain else recurrence.lstm
+        loop = recurrence_plain.lstm_plain if plain else recurrence.lstm
         return loop(gates, h0, rest[0], U, V, projection, steps)
     if kind == "gru":
-        return (recurrence.gru_plain if plain else recurrence.gru)(gates, h0, U, V, rest[0], steps)
-    return (recurrence.rnn_plain if plain else recurrence.rnn)(gates, h0, U, V, kind == "relu", steps)
+        return (recurrence_plain.gru_plain if plain else recurrence.gru)(gates, h0, U, V, rest[0], steps)
+    return (recurrence_plain.rnn_plain if plain else recurrence.rnn)(gates, h0, U, V, kind == "relu", steps)
 
 
 @pytest.mark.parametrize("kind", KINDS)

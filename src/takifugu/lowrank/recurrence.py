@@ -19,9 +19,8 @@ gradients of U and V are one product each, after the loop.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -29,6 +28,8 @@ from torch import Tensor
 from torch.autograd import Function
 
 from takifugu.errors import UsageError
+from takifugu.lowrank.recurrence_plain import gru_plain, lstm_plain, rnn_plain
+from takifugu.lowrank.steps import Carry, Projection, Steps
 
 _sigmoid_backward = torch.ops.aten.sigmoid_backward
 _tanh_backward = torch.ops.aten.tanh_backward
@@ -37,79 +38,6 @@ _MANY_STEPS = 16
 """From about here on a transposed copy of U saves more time than it takes (CPU, 1500 x 375)."""
 
 _Gradient = tuple[Tensor | None, ...]
-
-
-@dataclass(frozen=True)
-class Steps:
-    """How many sequences are alive at each time step, and which way time runs."""
-
-    sizes: tuple[int, ...]
-    reverse: bool = False
-
-    @property
-    def order(self) -> range:
-        steps = range(len(self.sizes))
-        return steps[::-1] if self.reverse else steps
-
-    def split(self, flat: Tensor, dim: int = 0) -> Sequence[Tensor]:
-        return torch.split_with_sizes(flat, self.sizes, dim)
-
-    def rows(self, keep: bool) -> int:
-        """How many rows a buffer needs: all, or those of one step if none is looked at again."""
-        return sum(self.sizes) if keep else max(self.sizes)
-
-    def places(self, flat: Tensor, keep: bool, dim: int = 0) -> Sequence[Tensor]:
-        """Where in such a buffer each step writes."""
-        return self.split(flat, dim) if keep else [flat.narrow(dim, 0, size) for size in self.sizes]
-
-    def before(self, first: Tensor, flat: Tensor) -> Tensor:
-        """For every row of `flat` the state one step earlier; `first` is the initial one."""
-        rows, state, carry = self.split(flat), None, Carry(first)
-        found: list[Sequence[Tensor]] = [()] * len(rows)
-        for t in self.order:
-            found[t] = carry.pieces(state, self.sizes[t])
-            state = rows[t]
-        return torch.cat([piece for pieces in found for piece in pieces])
-
-
-class Carry:
-    """Hands a state from step to step while sequences end or begin.
-
-    `spare` holds the rows of sequences that begin later than the first step. Forward in time it is
-    the initial state and what remains is the final state; for gradients it is the other way round.
-    """
-
-    def __init__(self, spare: Tensor) -> None:
-        self.spare = spare
-        self.ended: list[Tensor] = []
-
-    def pieces(self, state: Tensor | None, size: int) -> Sequence[Tensor]:
-        if state is None:
-            return (self.spare[:size],)
-        alive = state.shape[0]
-        return (state[:size],) if size <= alive else (state, self.spare[alive:size])
-
-    def __call__(self, state: Tensor | None, size: int) -> Tensor:
-        """The state for a step with `size` sequences; None before the first step."""
-        if state is not None:
-            if state.shape[0] == size:
-                return state
-            if state.shape[0] > size:
-                self.ended.append(state[size:])
-        pieces = self.pieces(state, size)
-        return pieces[0] if len(pieces) == 1 else torch.cat(list(pieces))
-
-    def rest(self, state: Tensor) -> Tensor:
-        """The state of every sequence after its own last step."""
-        return torch.cat([state, *reversed(self.ended)])
-
-
-@dataclass(frozen=True)
-class Projection:
-    """An LSTM's hidden state is `U @ V` times the cell's output, if it projects: U (W, r), V (r, H)."""
-
-    U: Tensor
-    V: Tensor
 
 
 def lstm(
@@ -169,76 +97,6 @@ def without_autocast(tensor: Tensor) -> AbstractContextManager[Any]:
 
 def _recorded(*tensors: Tensor | None) -> bool:
     return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
-
-
-# ---- in plain operations, for compilers and exporters ------------------------------------------------
-
-
-def lstm_plain(
-    gates: Tensor, h0: Tensor, c0: Tensor, U: Tensor, V: Tensor, projection: Projection | None, steps: Steps
-) -> tuple[Tensor, Tensor, Tensor]:
-    def step(given: Tensor, states: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        h, c = states
-        i, f, g, o = (given + _recurrent(h, U, V)).unbind()
-        c = f.sigmoid() * c + i.sigmoid() * g.tanh()
-        h = o.sigmoid() * c.tanh()
-        if projection is not None:
-            h = h.to(V.dtype) @ projection.V.mT @ projection.U.mT
-        return h, c
-
-    out, (h, c) = _plain(step, gates, (h0, c0), steps)
-    return out, h, c
-
-
-def gru_plain(
-    gates: Tensor, h0: Tensor, U: Tensor, V: Tensor, bias: Tensor | None, steps: Steps
-) -> tuple[Tensor, Tensor]:
-    def step(given: Tensor, states: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        (h,) = states
-        recurrent = _recurrent(h, U, V)
-        r, z = (given[:2] + recurrent[:2]).sigmoid().unbind()
-        n = (given[2] + r * (recurrent[2] if bias is None else recurrent[2] + bias)).tanh()
-        return (n + z * (h - n),)
-
-    out, (h,) = _plain(step, gates, (h0,), steps)
-    return out, h
-
-
-def rnn_plain(
-    gates: Tensor, h0: Tensor, U: Tensor, V: Tensor, relu: bool, steps: Steps
-) -> tuple[Tensor, Tensor]:
-    def step(given: Tensor, states: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        total = (given + _recurrent(states[0], U, V))[0]
-        return (total.relu() if relu else total.tanh(),)
-
-    out, (h,) = _plain(step, gates, (h0,), steps)
-    return out, h
-
-
-def _recurrent(h: Tensor, U: Tensor, V: Tensor) -> Tensor:
-    P = h.to(V.dtype) @ V.mT
-    return torch.bmm(P.view(P.shape[0], *U.shape[::2]).transpose(0, 1), U.mT)
-
-
-def _plain(
-    step: Callable[[Tensor, tuple[Tensor, ...]], tuple[Tensor, ...]],
-    gates: Tensor,
-    states: tuple[Tensor, ...],
-    steps: Steps,
-) -> tuple[Tensor, tuple[Tensor, ...]]:
-    carries = [Carry(state) for state in states]
-    given = steps.split(gates, 1)
-    out: dict[int, Tensor] = {}
-    now: Sequence[Tensor | None] = [None] * len(states)
-    for t in steps.order:
-        size = steps.sizes[t]
-        now = step(given[t], tuple(carry(state, size) for carry, state in zip(carries, now, strict=True)))
-        out[t] = now[0]
-    last = tuple(carry.rest(state) for carry, state in zip(carries, now, strict=True) if state is not None)
-    return torch.cat([out[t] for t in range(len(steps.sizes))]), last
-
-
-# ---- with their own backward -------------------------------------------------------------------------
 
 
 def _first_order(backward: Callable[..., _Gradient]) -> Callable[..., _Gradient]:

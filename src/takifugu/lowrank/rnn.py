@@ -22,7 +22,7 @@ from takifugu.errors import UsageError
 from takifugu.lowrank import recurrence
 from takifugu.lowrank.decompose import Factors
 from takifugu.lowrank.factorized import Factorized, Unfolding, empty_like_weight, hollow, product
-from takifugu.lowrank.recurrence import Projection, Steps
+from takifugu.lowrank.steps import Projection, Steps
 
 _OPTIONS = (
     "mode",
