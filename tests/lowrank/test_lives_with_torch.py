@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 import torch
 from every_kind import CASES, Around, Case, ungrouped
 from torch import Tensor, nn
+from torch.nn.utils import prune
 from torch.utils.checkpoint import checkpoint
 
 import takifugu as tk
@@ -289,6 +291,32 @@ def test_hooks_move_along_and_their_handles_still_work(case: Case) -> None:
     assert run() == []
 
 
+@every_case
+def test_made_in_inference_mode_it_can_learn(case: Case) -> None:
+    model = case.build()
+    with torch.inference_mode():
+        case.factorize_(model)
+    _, gradients = step(model, case.example())
+    assert all(gradient.isfinite().all() for gradient in gradients.values())
+    with torch.inference_mode():
+        tk.densify_(model)
+    step(model, case.example())
+
+
+def test_a_computed_bias_and_an_eight_bit_weight_are_left_alone() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), nn.MultiheadAttention(8, 2), nn.Linear(8, 8))
+    prune.l1_unstructured(model[0], "bias", 2)
+    model[1].weight = nn.Parameter(model[1].weight.detach().to(torch.float8_e4m3fn), requires_grad=False)
+    prune.l1_unstructured(model[2], "in_proj_bias", 2)
+    report = tk.factorize_(model, 0.5, force=True)
+    assert [layer.name for layer in report.factorized] == ["3"]
+    assert [layer.reason for layer in report.left_dense] == [
+        "its bias is computed from other parameters (pruning?); make it plain first",
+        "its weight is not a plain float tensor (torch.float8_e4m3fn: quantized?)",
+        "its in_proj_bias is computed from other parameters (pruning?); make it plain first",
+    ]
+
+
 # ---- the meta device -----------------------------------------------------------------------------------
 
 
@@ -369,15 +397,22 @@ def test_on_meta_tied_weights_are_loaded_tied(tmp_path: Path, low_rank: bool) ->
 # ---- wrappers, and reading the product ------------------------------------------------------------------
 
 
-def test_a_wrapped_model_is_refused_and_told_how(tmp_path: Path) -> None:
-    wrapped = nn.Sequential(nn.DataParallel(nn.Sequential(nn.Linear(8, 8))))
+WRAPPERS: dict[str, Callable[[nn.Module], nn.Module]] = {
+    "DataParallel": nn.DataParallel,
+    "OptimizedModule": torch.compile,
+}
+
+
+@pytest.mark.parametrize("kind", WRAPPERS)
+def test_a_wrapped_model_is_refused_and_told_how(kind: str, tmp_path: Path) -> None:
+    wrapped = nn.Sequential(WRAPPERS[kind](nn.Sequential(nn.Linear(8, 8))))
     for call in (
         lambda: tk.factorize_(wrapped, 0.5),
         lambda: tk.choose(wrapped, 0.5),
         lambda: tk.densify_(wrapped),
         lambda: tk.save(wrapped, tmp_path / "no.safetensors"),
     ):
-        with pytest.raises(UsageError, match=r"wrapped in DataParallel.*use model\.0\.module"):
+        with pytest.raises(UsageError, match=rf"wrapped in {kind}, .*use model\.0\.(module|_orig_mod), and"):
             call()
     assert not list(tmp_path.iterdir())
 

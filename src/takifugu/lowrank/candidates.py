@@ -168,6 +168,11 @@ def refusal(candidate: Candidate, scheme: str) -> str | None:
             return "its shape is not known yet (a lazy module); run the model once first"
         if not isinstance(weight, nn.Parameter):
             return "its weight is computed from other parameters (weight_norm, pruning); make it plain first"
+    for part in module.modules():
+        for attribute, value in vars(part).items():
+            if isinstance(value, Tensor) and attribute.startswith(("bias", "in_proj_bias")):
+                return f"its {attribute} is computed from other parameters (pruning?); make it plain first"
+    for weight in weights.values():
         if not _is_plain(weight):
             return _foreign(candidate.name, weight)
     return candidate.layer.obstacle(module, scheme)
@@ -178,8 +183,11 @@ _BEHAVIOUR = ("forward", "_conv_forward", "_output_padding")
 """What a subclass can override and then compute something else than the dense type does."""
 
 
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
 def _is_plain(weight: Tensor) -> bool:
-    return type(weight.data) is Tensor and weight.is_floating_point() and weight.layout == torch.strided
+    return type(weight.data) is Tensor and weight.dtype in _FLOATS and weight.layout == torch.strided
 
 
 def _foreign(name: str, weight: Tensor) -> str:
@@ -193,17 +201,23 @@ def _foreign(name: str, weight: Tensor) -> str:
     return f"its weight is not a plain float tensor ({described}: quantized?)"
 
 
-_WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel", "DataParallel")
+_WRAPPERS = {
+    "DistributedDataParallel": "module",
+    "FullyShardedDataParallel": "module",
+    "DataParallel": "module",
+    "OptimizedModule": "_orig_mod",  # torch.compile
+}
 
 
 def refuse_wrappers(model: nn.Module) -> None:
-    """Wrappers hold on to the parameters they were built with, and put a prefix before every name."""
+    """Wrappers hold on to the parameters they were built with, or put a prefix before every name."""
     for name, module in model.named_modules():
         kind = type(module).__name__
-        if kind in _WRAPPERS and isinstance(getattr(module, "module", None), nn.Module):
-            inside = f"model.{name}.module" if name else "model.module"
+        attribute = _WRAPPERS.get(kind, "")
+        if attribute and isinstance(getattr(module, attribute, None), nn.Module):
+            inside = ".".join(part for part in ("model", name, attribute) if part)
             raise UsageError(
-                f"the model is wrapped in {kind}, which holds on to the old parameters; "
+                f"the model is wrapped in {kind}, which knows the parameters it was built with; "
                 f"use {inside}, and wrap it again afterwards"
             )
 

@@ -30,9 +30,29 @@ from takifugu.structure import LayerSpec, Structure
 FASTEST = "fastest"
 
 
-def choose(model: nn.Module, rank: Any, where: Where = None, **options: Any) -> Structure:
-    """The structure that `factorize_` with the same arguments would give the model. Pure."""
-    return structure_from(model, survey(model, rank, where, **options))
+def choose(
+    model: nn.Module,
+    rank: Any = 0.25,
+    where: Where = None,
+    *,
+    scheme: str | Mapping[str, str] | None = None,
+    force: bool = False,
+    rerank: bool = False,
+    example_input: Any = None,
+    only_if_faster: Any = None,
+) -> Structure:
+    """The structure that `factorize_` with the same arguments would give the model. Touches nothing."""
+    verdicts = survey(
+        model,
+        rank,
+        where,
+        scheme=scheme,
+        force=force,
+        rerank=rerank,
+        example_input=example_input,
+        only_if_faster=only_if_faster,
+    )
+    return structure_from(model, verdicts)
 
 
 def structure_from(model: nn.Module, verdicts: Sequence[Verdict]) -> Structure:

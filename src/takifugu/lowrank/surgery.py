@@ -117,6 +117,7 @@ def decomposer(name: str) -> Decomposer:
     return DECOMPOSERS[name]
 
 
+@torch.inference_mode(False)  # what is created in inference mode could never learn
 def build_swaps(model: nn.Module, structure: Structure, decompose: Decomposer | None) -> list[Swap]:
     """All that must change for the model to have the structure; `decompose=None` leaves factors empty."""
     refuse_wrappers(model)
