@@ -16,8 +16,9 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(STAMP): pyproject.toml constraints.txt | $(BIN)/python
+	@grep -v '^torch==' constraints.txt > $(VENV)/constraints.txt
 	@$(BIN)/python -c "import importlib.metadata as m; print('torch==' + m.version('torch'))" \
-		> $(VENV)/constraints.txt 2>/dev/null || cp constraints.txt $(VENV)/constraints.txt
+		>> $(VENV)/constraints.txt 2>/dev/null || grep '^torch==' constraints.txt >> $(VENV)/constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(VENV)/constraints.txt -e '.[dev]'
 	@touch $@
 

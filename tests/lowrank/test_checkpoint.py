@@ -219,6 +219,11 @@ def test_a_failed_save_leaves_the_old_file(saved, monkeypatch: pytest.MonkeyPatc
     assert [p.name for p in path.parent.iterdir()] == [path.name]
 
 
+def test_a_saved_file_has_the_usual_permissions(saved, tmp_path: Path) -> None:
+    (tmp_path / "usual").touch()
+    assert saved[1].stat().st_mode == (tmp_path / "usual").stat().st_mode
+
+
 def test_same_model_same_bytes(saved, tmp_path: Path) -> None:
     model, path = saved
     tk.save(model, tmp_path / "again.safetensors")

@@ -84,3 +84,15 @@ def test_tied_factors_survive_saving_and_reranking(tmp_path) -> None:
     tk.factorize_(model, rank=0.25, where="*", rerank=True)
     assert model.decoder.v.weight is model.embedding.v
     assert model.embedding.rank == model.decoder.rank == {"weight": 2}
+
+
+def test_a_structure_with_a_tie_does_not_tie_what_is_not_tied() -> None:
+    model = Tied()
+    structure = tk.choose(model, 0.5, where="*")
+    untied = Tied()
+    untied.decoder.weight = nn.Parameter(untied.decoder.weight.detach().clone())
+    with pytest.raises(
+        tk.TakifuguError, match="'decoder' is tied to 'embedding' in the structure, but not in this"
+    ):
+        tk.apply_(untied, structure)
+    assert type(untied.embedding) is nn.Embedding

@@ -17,7 +17,7 @@ from torch.nn.utils import prune
 from torch.utils.checkpoint import checkpoint
 
 import takifugu as tk
-from takifugu.errors import LayerError, TakifuguWarning, UsageError
+from takifugu.errors import LayerError, StructureError, TakifuguWarning, UsageError
 from takifugu.lowrank.factorized import Factorized
 from takifugu.lowrank.layers import KINDS
 
@@ -392,6 +392,18 @@ def test_on_meta_tied_weights_are_loaded_tied(tmp_path: Path, low_rank: bool) ->
     hollow.scale = torch.ones(20)
     words = torch.arange(6)
     torch.testing.assert_close(hollow(words), model(words), rtol=0, atol=0)
+
+
+def test_ties_that_cannot_be_are_refused() -> None:
+    model = nn.ModuleList(
+        [nn.Linear(8, 8), nn.Linear(8, 6), nn.LSTM(8, 8), nn.LSTM(8, 8), nn.Conv1d(8, 8, 1)]
+    )
+    structure, before = tk.choose(model, 2), list(model.modules())
+    for leader, follower in (("0", "1"), ("2", "3"), ("0", "4")):
+        tied = tk.Structure((structure[leader], replace(structure[follower], tie=leader)))
+        with pytest.raises(StructureError, match=f"'{follower}' cannot share the factors of '{leader}'"):
+            tk.apply_(model, tied)
+    assert list(model.modules()) == before
 
 
 # ---- wrappers, and reading the product ------------------------------------------------------------------

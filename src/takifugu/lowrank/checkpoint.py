@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tempfile
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -48,15 +47,15 @@ def save(model: nn.Module, path: str | Path) -> None:
     metadata = {_KEY: json.dumps(header, sort_keys=True)}
     if not path.parent.is_dir():
         raise CheckpointError(f"cannot write {str(path)!r}: the folder {str(path.parent)!r} does not exist")
-    handle, partial = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".partial")
-    os.close(handle)
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
         save_file(tensors, partial, metadata=metadata)
+        partial.chmod(_usual_mode())  # the library makes files only their owner can read
         os.replace(partial, path)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"cannot write {str(path)!r}: {error}") from error
     finally:
-        Path(partial).unlink(missing_ok=True)
+        partial.unlink(missing_ok=True)
 
 
 def load(path: str | Path, model: nn.Module | None = None) -> nn.Module:
@@ -70,7 +69,7 @@ def load(path: str | Path, model: nn.Module | None = None) -> nn.Module:
         model = _build(path, header["builder"])
     try:
         structure = Structure.from_dict(header["structure"])
-        swaps = build_swaps(model, structure, None)
+        swaps = build_swaps(model, structure)
     except StructureError as error:
         raise CheckpointError(f"{str(path)!r} was made for another model: {error}") from error
     state = {**tensors, **{alias: tensors[name].clone() for alias, name in header["shared"].items()}}
@@ -105,6 +104,12 @@ def _assign_(model: nn.Module, state: Mapping[str, Tensor]) -> None:
 
 
 # ---- writing --------------------------------------------------------------------------------------------
+
+
+def _usual_mode() -> int:
+    mask = os.umask(0)  # the only way to read it is to set it
+    os.umask(mask)
+    return 0o666 & ~mask
 
 
 def _state(model: nn.Module) -> dict[str, Tensor]:

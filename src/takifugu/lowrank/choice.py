@@ -160,7 +160,7 @@ def _sort_out(
     return [c for c in open_ if c.name not in settled and c not in ties], settled, ties
 
 
-_TIEABLE = ({"linear", "embedding"}, {"conv1d"}, {"conv2d"}, {"conv3d"}, {"transformers_conv1d"})
+TIEABLE = ({"linear", "embedding"}, {"conv1d"}, {"conv2d"}, {"conv3d"}, {"transformers_conv1d"})
 
 
 def _ties(
@@ -185,7 +185,7 @@ def _ties(
             outside = [name for name in holders if name not in by_name]
             if outside:
                 reason = f"shares its weight with '{outside[0]}', which stays dense"
-            elif not any(kinds <= together for together in _TIEABLE):
+            elif not any(kinds <= together for together in TIEABLE):
                 reason = f"shares its weight with '{next(n for n in holders if n != candidate.name)}'"
                 reason += ", and layers of these kinds cannot share factors"
             elif len({schemes[member.name] for member in group if member.layer.kind != "embedding"}) > 1:

@@ -16,7 +16,7 @@ from torch import nn
 from takifugu.errors import LayerError, StructureError, UsageError, near_misses
 from takifugu.lowrank import fastpath
 from takifugu.lowrank.candidates import Candidate, Where, layer_of, refusal, refuse_wrappers, walk
-from takifugu.lowrank.choice import checked_weights, present_structure, structure_from, survey
+from takifugu.lowrank.choice import TIEABLE, checked_weights, present_structure, structure_from, survey
 from takifugu.lowrank.decompose import DECOMPOSERS, Decomposer
 from takifugu.lowrank.factorized import Factorized
 from takifugu.lowrank.layers import kind_named
@@ -78,14 +78,15 @@ def apply_(model: nn.Module, structure: Structure, *, svd: str = "exact") -> dic
 
     Returns the relative error of each layer that was decomposed.
     """
-    swaps = build_swaps(model, structure, decomposer(svd))
+    swaps = build_swaps(model, structure)
+    errors = fill_(swaps, decomposer(svd))
     commit_(model, swaps)
-    return {swap.name: swap.error for swap in swaps if swap.error is not None}
+    return errors
 
 
 def densify_(model: nn.Module) -> DensifyReport:
     """Turns every factorized layer back into a plain torch module, in place, and says how exactly."""
-    swaps = build_swaps(model, Structure(), DECOMPOSERS["exact"])
+    swaps = build_swaps(model, Structure())
     if not swaps:
         raise UsageError(f"{type(model).__name__} has no factorized layer; there is nothing to densify")
     roundings = {swap.name: _rounding(swap.old, swap.new) for swap in swaps}
@@ -108,7 +109,24 @@ class Swap:
     name: str
     old: nn.Module
     new: nn.Module
-    error: float | None = None
+    unfilled: Candidate | None = None
+    """The layer whose weights the new factors are still to be made from; None if there is nothing to do."""
+
+    @property
+    def cost(self) -> int:
+        """How much work the decomposition is, roughly: m * n * min(m, n) for each matrix."""
+        if self.unfilled is None:
+            return 0
+        assert isinstance(self.new, Factorized)
+        unfoldings = self.unfilled.layer.unfoldings(self.unfilled.dense, self.new.scheme)
+        return sum(u.count * u.m * u.n * u.limit for u in unfoldings)
+
+    def fill_(self, decompose: Decomposer) -> float:
+        """Sets the factors by decomposing the old layer's weights; returns the relative error."""
+        assert self.unfilled is not None
+        assert isinstance(self.new, Factorized)
+        unfoldings = self.unfilled.layer.unfoldings(self.unfilled.dense, self.new.scheme)
+        return self.new.fill_(checked_weights(self.unfilled), unfoldings, decompose)
 
 
 def decomposer(name: str) -> Decomposer:
@@ -118,8 +136,8 @@ def decomposer(name: str) -> Decomposer:
 
 
 @torch.inference_mode(False)  # what is created in inference mode could never learn
-def build_swaps(model: nn.Module, structure: Structure, decompose: Decomposer | None) -> list[Swap]:
-    """All that must change for the model to have the structure; `decompose=None` leaves factors empty."""
+def build_swaps(model: nn.Module, structure: Structure) -> list[Swap]:
+    """All that must change for the model to have the structure; the new factors are still empty."""
     refuse_wrappers(model)
     modules = {name: module for name, module in walk(model) if layer_of(module)}
     present = present_structure(model)
@@ -132,7 +150,12 @@ def build_swaps(model: nn.Module, structure: Structure, decompose: Decomposer | 
         old = modules[spec.name]
         if present.get(spec.name) == spec and (spec.tie is None or spec.tie not in made):
             continue
-        swap = _factorized(spec, old, _named(made, modules, spec.tie), decompose)
+        swap = _factorized(spec, old, _named(made, modules, spec.tie))
+        if spec.tie is not None and not _share(old, modules.get(spec.tie)):
+            raise StructureError(
+                f"{spec.name!r} is tied to {spec.tie!r} in the structure, but not in this model; "
+                "tie their weights first"
+            )
         made[spec.name] = swap.new
         swaps.append(swap)
     for spec in present:
@@ -141,6 +164,11 @@ def build_swaps(model: nn.Module, structure: Structure, decompose: Decomposer | 
             made[spec.name] = swap.new
             swaps.append(swap)
     return swaps
+
+
+def fill_(swaps: Sequence[Swap], decompose: Decomposer) -> dict[str, float]:
+    """Makes the new factors from the old weights; the relative error of each layer."""
+    return {swap.name: swap.fill_(decompose) for swap in swaps if swap.unfilled is not None}
 
 
 def commit_(model: nn.Module, swaps: Sequence[Swap]) -> None:
@@ -153,9 +181,7 @@ def commit_(model: nn.Module, swaps: Sequence[Swap]) -> None:
     fastpath.update_(model)
 
 
-def _factorized(
-    spec: LayerSpec, old: nn.Module, leader: nn.Module | None, decompose: Decomposer | None
-) -> Swap:
+def _factorized(spec: LayerSpec, old: nn.Module, leader: nn.Module | None) -> Swap:
     layer = kind_named(spec.kind)
     candidate = Candidate(spec.name, old, layer)
     _check_fits(spec, candidate)
@@ -163,15 +189,18 @@ def _factorized(
     new = layer.shell(dense, spec.scheme, spec.rank)
     new.train(old.training)
     _adopt_hooks(new, old)
-    error = None
-    if leader is not None:
-        if not isinstance(leader, Factorized):
-            raise StructureError(f"{spec.name!r} is tied to {spec.tie!r}, which is not factorized")
-        new.share_(leader)
-    elif decompose is not None and new.factor_parameters()[0].device.type != "meta":
-        weights = checked_weights(candidate)
-        error = new.fill_(weights, layer.unfoldings(dense, spec.scheme), decompose)
-    return Swap(spec.name, old, new, error)
+    if leader is None:
+        on_meta = new.factor_parameters()[0].device.type == "meta"
+        return Swap(spec.name, old, new, None if on_meta else candidate)
+    if not isinstance(leader, Factorized):
+        raise StructureError(f"{spec.name!r} is tied to {spec.tie!r}, which is not factorized")
+    same_sizes = [p.shape for p in new.factor_parameters()] == [p.shape for p in leader.factor_parameters()]
+    if not same_sizes or not any({new.kind, leader.kind} <= together for together in TIEABLE):
+        raise StructureError(
+            f"{spec.name!r} cannot share the factors of {spec.tie!r}: they differ in kind, shape or rank"
+        )
+    new.share_(leader)
+    return Swap(spec.name, old, new)
 
 
 def _densified(spec: LayerSpec, old: nn.Module, leader: Any) -> Swap:
@@ -211,6 +240,10 @@ def _check_fits(spec: LayerSpec, candidate: Candidate) -> None:
     for matrix, limit in limits.items():
         if not 1 <= spec.rank[matrix] <= limit:
             raise StructureError(f"{where}: rank {spec.rank[matrix]} of {matrix} is not within 1..{limit}")
+
+
+def _share(some: nn.Module, other: nn.Module | None) -> bool:
+    return other is not None and not {*map(id, some.parameters())}.isdisjoint(map(id, other.parameters()))
 
 
 def _named(made: Mapping[str, nn.Module], modules: Mapping[str, nn.Module], name: str | None) -> Any:

@@ -1,7 +1,7 @@
 """`layer.weight` of a factorized layer: the product of its factors, formed when someone computes with it.
 
-Much code only looks: Transformers' T5 reads `wo.weight.dtype` on every call, where forming the
-product cost half of the forward pass (and was counted among the MACs). Like the dense parameter it
+Much code only looks: Transformers' T5 reads `wo.weight.dtype` on every call, and forming the product
+each time would slow every forward pass and be counted among the MACs. Like the dense parameter it
 stands for, a view shows the values of the moment; unlike it, it cannot be changed, and says so.
 """
 
