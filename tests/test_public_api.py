@@ -11,6 +11,7 @@ NAMES = [
     "FactorReport",
     "Structure",
     "TakifuguError",
+    "WarmStart",
     "__version__",
     "apply_",
     "choose",

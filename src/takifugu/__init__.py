@@ -15,6 +15,7 @@ _HOME = {
     "FactorReport": "takifugu.lowrank.report",
     "Structure": "takifugu.structure",
     "TakifuguError": "takifugu.errors",
+    "WarmStart": "takifugu.lowrank.warmstart",
     "apply_": "takifugu.lowrank.surgery",
     "choose": "takifugu.lowrank.choice",
     "densify_": "takifugu.lowrank.surgery",
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from takifugu.lowrank.surgery import densify_ as densify_
     from takifugu.lowrank.surgery import factorize_ as factorize_
     from takifugu.lowrank.surgery import structure_of as structure_of
+    from takifugu.lowrank.warmstart import WarmStart as WarmStart
     from takifugu.structure import Structure as Structure
 
 

@@ -17,7 +17,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
 @pytest.mark.parametrize("name", CASES)
 def test_trained_checkpointed_resumed_densified(results: Results, name: str, optimizer: str) -> None:
     for found in results[name]:
-        assert "error" not in found, found["error"]
+        assert "exception" not in found, found["exception"]
     first, second = (found[optimizer] for found in results[name])
 
     # Each has its own data, all parameters learn, and both stay the same model to the last bit.

@@ -17,7 +17,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
 @pytest.mark.parametrize("name", CASES)
 def test_in_shards_it_trains_as_in_one_piece(results: Results, name: str, how: str) -> None:
     for both in results[name]:
-        assert "error" not in both, both["error"]
+        assert "exception" not in both, both["exception"]
         found = both[how]
         assert found["not_sharded"] == []
         assert found["names"]

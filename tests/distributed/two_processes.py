@@ -1,4 +1,4 @@
-"""Starts two real processes for a job of `worker.py`, once, and hands their findings to the tests."""
+"""Starts real processes for a job of `worker.py`, once, and hands their findings to the tests."""
 
 from __future__ import annotations
 
@@ -22,22 +22,21 @@ __all__ = ["CASES", "Results", "run_job"]
 Results = dict[str, list[dict[str, Any]]]
 """What every process found, by case and rank."""
 
-PROCESSES = 2
 TIMEOUT_S = 240
 
 
-def run_job(job: str, folder: Path) -> Results:
+def run_job(job: str, folder: Path, count: int = 2) -> Results:
     """Runs the job on all processes. Nothing is left running."""
     environment = {
         **os.environ,
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": os.pathsep.join([str(CASES_FOLDER), os.environ.get("PYTHONPATH", "")]),
     }
-    logs = [folder / f"{rank}.log" for rank in range(PROCESSES)]
+    logs = [folder / f"{rank}.log" for rank in range(count)]
     processes = []
     try:
         for rank, log in enumerate(logs):
-            command = [sys.executable, str(HERE / "worker.py"), job, str(folder), str(rank), str(PROCESSES)]
+            command = [sys.executable, str(HERE / "worker.py"), job, str(folder), str(rank), str(count)]
             with log.open("wb") as output:
                 processes.append(
                     subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT)
@@ -51,6 +50,6 @@ def run_job(job: str, folder: Path) -> Results:
         pytest.fail("\n".join(f"--- rank {log.stem}\n{log.read_text()[-3000:]}" for log in logs))
     names = {file.name.rsplit(".", 2)[0] for file in folder.glob("*.json")}
     return {
-        name: [json.loads((folder / f"{name}.{rank}.json").read_text()) for rank in range(PROCESSES)]
+        name: [json.loads((folder / f"{name}.{rank}.json").read_text()) for rank in range(count)]
         for name in names
     }

@@ -1,6 +1,6 @@
 """One of two real processes: does a job for every kind of layer and writes down what it finds.
 
-    python worker.py {composed|sharded} FOLDER RANK PROCESSES
+    python worker.py {composed|sharded|switched} FOLDER RANK PROCESSES
 
 A finding is one JSON file per case and rank; the tests beside this file judge them.
 """
@@ -180,6 +180,53 @@ def trained_in_shards(
     return found
 
 
+# ---- the switch in the middle of training -------------------------------------------------------------------
+
+
+def switched(case: Case, rank: int, processes: int, folder: Path) -> Findings:
+    found: Findings = {}
+    options = {"where": "layer", "scheme": case.scheme, "force": True}
+    model: nn.Module = DistributedDataParallel(case.build())
+    optimizer = OPTIMIZERS["adamw"](model.parameters())
+    warm = tk.WarmStart(rank=0.5, warmup=3, wrap=DistributedDataParallel, **options)
+    untouched = model.module.head.weight
+
+    # One process finds broken weights: all of them refuse alike, and go on with what they have.
+    train(model, optimizer, [data(case, step, rank) for step in range(2)])
+    broken = next(iter(model.module.layer.parameters()))
+    kept = broken.detach().clone()
+    if rank == processes - 1:
+        with torch.no_grad():
+            broken.fill_(float("nan"))
+    early = tk.WarmStart(rank="stable", warmup=0, wrap=DistributedDataParallel, **options)
+    found["failure"] = refusal(lambda: early(model, optimizer, step=0))
+    found["still_dense"] = len(tk.structure_of(model.module)) == 0
+    with torch.no_grad():
+        broken.copy_(kept)
+    train(model, optimizer, [data(case, 2, rank)])
+
+    moments = {key: value.clone() for key, value in optimizer.state[untouched].items()}
+    for step in range(3, 6):
+        before = model
+        model = warm(model, optimizer, step=step)
+        if step == 3:
+            found["rebuilt"] = model is not before and isinstance(model, DistributedDataParallel)
+            found["at_the_switch"] = digest(model.module)
+            found["kept"] = all(torch.equal(optimizer.state[untouched][k], v) for k, v in moments.items())
+            found["projected"] = len(warm.report.state.projected)
+            found["factors"] = len(model.module.layer.factor_parameters())
+            alone = copy.deepcopy(model.module)
+            error = {layer.name: layer.error for layer in warm.report.layers.layers}
+            found["error"] = error["layer"]
+        train(model, optimizer, [data(case, step, rank)])
+    found["three_steps_later"] = digest(model.module)
+    found["moved"] = digest(alone) != found["three_steps_later"]
+    found["without_wrap"] = refusal(
+        lambda: tk.WarmStart(warmup=0, **options)(DistributedDataParallel(case.build()), optimizer, step=0)
+    )
+    return found
+
+
 def refusal(call: Callable[[], object]) -> str:
     try:
         call()
@@ -190,7 +237,7 @@ def refusal(call: Callable[[], object]) -> str:
 
 # ---- the process -----------------------------------------------------------------------------------------
 
-JOBS = {"composed": composed, "sharded": sharded}
+JOBS = {"composed": composed, "sharded": sharded, "switched": switched}
 
 
 def main(job: str, folder: Path, rank: int, processes: int) -> None:
@@ -203,7 +250,7 @@ def main(job: str, folder: Path, rank: int, processes: int) -> None:
             try:
                 found = JOBS[job](case, rank, processes, folder)
             except Exception:
-                found = {"error": traceback.format_exc()}
+                found = {"exception": traceback.format_exc()}
             (folder / f"{name}.{rank}.json").write_text(json.dumps(found))
             distributed.barrier()
     finally:

@@ -2,10 +2,14 @@
 
 A dense weight W is a function of its factors, `W = U V`. By the chain rule a gradient G of W is `G V^T`
 for U and `U^T G` for V: the vector-Jacobian product of that function. First moments are averages of
-gradients and go through it as they are; second moments go through the same product with every entry
-squared, which is exact if the entries of a gradient are uncorrelated. They are not: a projected
-second moment can come out below the square of the projected first moment, which no real one can, and
-Adam would then take steps larger than its learning rate. So it is raised to at least that.
+gradients and go through it as they are.
+
+Second moments are mean squares, and what becomes of them depends on how the entries of a gradient are
+correlated, which nobody has recorded. By Minkowski's inequality the root mean square of a sum is at
+most the sum of the root mean squares, so the same product with absolute values, applied to the roots,
+bounds them from above: no factor takes a larger step than Adam would let it. The bound is forgotten
+at the rate of `beta2`, so it works as a short warm-up of the factors' learning rate. (Taking the entries
+for uncorrelated instead gives second moments that are far too small, and a worse start than none.)
 """
 
 from __future__ import annotations
@@ -175,32 +179,37 @@ def _products(layer: Factorized) -> dict[str, Tensor]:
 
 def _pull(layer: Factorized, name: str, factor: nn.Parameter) -> Pull:
     def pull(state: dict[str, Any]) -> dict[str, Any]:
+        def through(moment: Tensor, absolute: bool = False) -> Tensor:
+            return _through(layer, name, factor, moment, absolute)
+
         made: dict[str, Any] = {}
         for key, value in state.items():
-            if key in FIRST_MOMENTS and isinstance(value, Tensor):
-                made[key] = _through(layer, name, factor, value, squared=False)
-            elif key in SECOND_MOMENTS and isinstance(value, Tensor):
-                made[key] = _through(layer, name, factor, value, squared=True).clamp_min_(0)
+            if _is_scaled_step(key, state):
+                made[key] = torch.zeros_like(factor)
+            elif key in FIRST_MOMENTS and isinstance(value, Tensor):
+                made[key] = through(value)
+            elif key in SECOND_MOMENTS:
+                made[key] = through(value.sqrt(), absolute=True).square()
             else:
                 made[key] = value.clone() if isinstance(value, Tensor) else value
-        first = next((made[key] for key in FIRST_MOMENTS if isinstance(made.get(key), Tensor)), None)
-        if first is not None:
-            for key in ("exp_avg_sq", "max_exp_avg_sq", "square_avg"):
-                if key in made:
-                    made[key] = torch.maximum(made[key], first.square())
         return made
 
     return pull
 
 
-def _through(layer: Factorized, name: str, factor: nn.Parameter, moment: Tensor, squared: bool) -> Tensor:
-    """The vector-Jacobian product of `factors -> dense weight`, with its entries squared if asked."""
+def _is_scaled_step(key: str, state: dict[str, Any]) -> bool:
+    """RMSprop's momentum averages steps that are scaled already, not gradients: it starts anew."""
+    return key == "momentum_buffer" and "square_avg" in state
+
+
+def _through(layer: Factorized, name: str, factor: nn.Parameter, moment: Tensor, absolute: bool) -> Tensor:
+    """The vector-Jacobian product of `factors -> dense weight`, with absolute values if asked."""
     factors = layer.factor_parameters()
     kept = [p.data for p in factors]
     try:
-        if squared:  # the map is a product of the factors: squaring them squares its derivatives
+        if absolute:  # the map is a product of the factors, and so are its derivatives
             for p in factors:
-                p.data = p.data.square()
+                p.data = p.data.abs()
         weight = _products(layer)[name]
         (pulled,) = torch.autograd.grad(weight, [factor], moment.to(weight).reshape(weight.shape))
     finally:
@@ -276,11 +285,14 @@ def _calibrate_(
             key: value.clone() if isinstance(value, Tensor) else value for key, value in news[new].items()
         }
         for key in state:
-            if key in FIRST_MOMENTS and isinstance(state[key], Tensor):
+            if _is_scaled_step(key, state):
+                state[key] = torch.zeros_like(new)
+            elif key in FIRST_MOMENTS and isinstance(state[key], Tensor):
                 state[key] = first.clone()
             elif key in SECOND_MOMENTS:
                 steps = float(state.get("step", 1)) if key == "sum" else 1.0  # Adagrad's is a sum, not a mean
-                state[key] = second * steps
+                # A few batches may hardly differ; a centered RMSprop divides by their variance.
+                state[key] = torch.maximum(second, 1.01 * first.square()) * steps
         optimizer.state[new] = state
         ledger.calibrated.append(new)
     ledger.reset = [p for p in ledger.reset if p not in sums]

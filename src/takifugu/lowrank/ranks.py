@@ -14,7 +14,7 @@ import math
 import numbers
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -143,10 +143,14 @@ class Energy(_OneByOne):
 
 @dataclass(frozen=True)
 class StableRank(_OneByOne):
-    """`||W||_F^2 / ||W||_2^2`, rounded up: Cuttlefish's rank; of several gates or groups the largest."""
+    """`||W||_F^2 / ||W||_2^2`, rounded up: Cuttlefish's rank; of several gates or groups the largest.
+
+    `scales`, by "layer/matrix", go on top of `scale`: what makes a layer full rank when training starts.
+    """
 
     scale: float = 1.0
     multiple: int = 1
+    scales: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -157,7 +161,8 @@ class StableRank(_OneByOne):
         energy = matrix.spectrum() ** 2
         largest = energy[:, 0]
         stable = np.where(largest > 0, energy.sum(axis=1) / np.where(largest > 0, largest, 1), 1.0)
-        return min(matrix.limit, max(1, math.ceil(self.scale * float(stable.max()) - 1e-9)))
+        scale = self.scale * self.scales.get(f"{matrix.layer}/{matrix.name}", 1.0)
+        return min(matrix.limit, max(1, math.ceil(scale * float(stable.max()) - 1e-9)))
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,231 @@
+"""`WarmStart`: dense to low-rank in the middle of training, in the user's own loop.
+
+    warm = tk.WarmStart(rank=0.25, warmup=10)
+    for epoch in range(epochs):
+        model = warm(model, optimizer, epoch=epoch)
+        ...
+
+One call per epoch (or per step). When a stage is due the model changes in place, the optimizer is
+mended in place, and a distributed wrapper is built anew through `wrap`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from takifugu.errors import UsageError
+from takifugu.lowrank.candidates import Where
+from takifugu.lowrank.choice import structure_from, survey
+from takifugu.lowrank.optimizer_state import Gradients, StateReport, carry_, check_way
+from takifugu.lowrank.ranks import StableRank, rule_for
+from takifugu.lowrank.report import FactorReport, factor_report
+from takifugu.lowrank.stability import StableRanks
+from takifugu.lowrank.surgery import build_swaps, commit_, decomposer
+from takifugu.lowrank.together import Alone, Together
+from takifugu.structure import Structure
+
+AUTO = "auto"
+
+
+@dataclass(frozen=True)
+class SwitchReport:
+    """One switch: when, what became of the layers, and of the optimizer's state."""
+
+    at: int
+    unit: str
+    layers: FactorReport | None
+    """None if the model went back to dense."""
+    state: StateReport
+    structure: Structure
+
+    def __str__(self) -> str:
+        what = "dense again" if self.layers is None else self.layers.summary()
+        return f"{self.unit} {self.at}: {what}; {self.state}"
+
+
+class WarmStart:
+    """Switches a model's structure at given epochs or steps, and carries the optimizer along.
+
+    Args:
+        rank: anything `factorize_` takes; "stable" takes each layer's stable rank at the switch, scaled
+            by its value at the start if the warm-up was followed from there (Cuttlefish).
+        warmup: epochs or steps (whichever the calls count) to train dense; "auto" switches when
+            the stable ranks have settled.
+        stages: several switches instead of one: pairs of when and rank, such as
+            `[(5, 0.5), (10, 0.25), (30, None)]`; None is back to dense.
+        where, scheme, svd, force, example_input, only_if_faster: as for `factorize_`.
+        state: what becomes of the optimizer's state, see `takifugu.lowrank.optimizer_state`.
+        wrap: builds the distributed wrapper anew, such as `DistributedDataParallel`.
+    """
+
+    def __init__(
+        self,
+        rank: Any = 0.25,
+        warmup: int | str = 10,
+        where: Where = None,
+        *,
+        stages: Sequence[tuple[int, Any]] | None = None,
+        state: str = "projected",
+        wrap: Callable[[nn.Module], nn.Module] | None = None,
+        svd: str = "exact",
+        settled: float = 0.02,
+        **options: Any,
+    ) -> None:
+        check_way(state)
+        decomposer(svd)
+        self.stages = _checked_stages(stages if stages is not None else [(warmup, rank)])
+        self.where, self.state, self.wrap, self.svd = where, state, wrap, svd
+        self.options = options
+        self.followed = StableRanks(settled) if self._follows else None
+        self.done = 0
+        self.reports: list[SwitchReport] = []
+        self._unit: str | None = None
+
+    @property
+    def switched(self) -> bool:
+        """Whether all stages are behind."""
+        return self.done == len(self.stages)
+
+    @property
+    def report(self) -> SwitchReport | None:
+        """The last switch."""
+        return self.reports[-1] if self.reports else None
+
+    def __call__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        *,
+        epoch: int | None = None,
+        step: int | None = None,
+        gradients: Gradients | None = None,
+    ) -> nn.Module:
+        """Switches if a stage is due; returns the model to go on with."""
+        now = self._now(epoch, step)
+        inner = model.module if isinstance(model, DistributedDataParallel) else model
+        if self.followed is not None and not self.switched:
+            self.followed.observe(inner, self.where)
+        due = [s for s in range(self.done, len(self.stages)) if self._is_due(self.stages[s][0], now)]
+        if not due:
+            return model
+        wrapped = inner is not model
+        if wrapped and self.wrap is None:
+            raise UsageError(
+                "the model is wrapped in DistributedDataParallel; give WarmStart wrap=, which wraps "
+                "it again, such as wrap=DistributedDataParallel"
+            )
+        crew = Together() if wrapped and distributed.get_world_size() > 1 else Alone()
+        self._switch_(inner, optimizer, due[-1], now, crew, gradients)
+        if not wrapped:
+            return inner
+        assert self.wrap is not None
+        return self.wrap(inner)
+
+    def _switch_(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        stage: int,
+        now: int,
+        crew: Alone,
+        gradients: Gradients | None,
+    ) -> None:
+        rank = self.stages[stage][1]
+        report: FactorReport | None = None
+
+        def chosen() -> Structure:
+            nonlocal report
+            if rank is None:
+                return Structure()
+            verdicts = survey(model, self._rule(rank), self.where, rerank=True, **self.options)
+            structure = structure_from(model, verdicts)
+            report = factor_report(model, verdicts, structure, self._example)
+            return structure
+
+        structure = crew.agreed(chosen)
+        swaps = build_swaps(model, structure)
+        errors = crew.fill_(swaps, decomposer(self.svd))
+        commit_(model, swaps)
+        kept = carry_(model, optimizer, swaps, self.state, gradients)
+        if report is not None:
+            report = report.completed(model, errors, self._example)
+        self.done = stage + 1
+        self.reports.append(SwitchReport(now, self._unit or "epoch", report, kept, structure))
+
+    # ---- when ---------------------------------------------------------------------------------------
+
+    def _now(self, epoch: int | None, step: int | None) -> int:
+        if (epoch is None) == (step is None):
+            raise UsageError("call it with either epoch= or step=, and always the same of the two")
+        unit, now = ("epoch", epoch) if epoch is not None else ("step", step)
+        if self._unit not in (None, unit):
+            raise UsageError(f"called with {unit}= after {self._unit}=; count in one of the two throughout")
+        self._unit = unit
+        assert now is not None
+        return now
+
+    def _is_due(self, at: int | str, now: int) -> bool:
+        if at == AUTO:
+            assert self.followed is not None
+            return self.followed.settled
+        assert isinstance(at, int)
+        return now >= at
+
+    @property
+    def _follows(self) -> bool:
+        return any(at == AUTO or rank == "stable" for at, rank in self.stages)
+
+    # ---- how far --------------------------------------------------------------------------------------
+
+    def _rule(self, rank: Any) -> Any:
+        if rank == "stable" and self.followed is not None:
+            return StableRank(scales=self.followed.scales)
+        return rank
+
+    @property
+    def _example(self) -> Any:
+        gate = self.options.get("only_if_faster")
+        return gate if gate is not None else self.options.get("example_input")
+
+    # ---- resuming -------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain data: which stages are behind, and what was followed."""
+        return {
+            "done": self.done,
+            "unit": self._unit,
+            "followed": None if self.followed is None else self.followed.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if not 0 <= int(state["done"]) <= len(self.stages):
+            raise UsageError(
+                f"the state has {state['done']} stages behind, this WarmStart has {len(self.stages)}"
+            )
+        self.done, self._unit = int(state["done"]), state["unit"]
+        if self.followed is not None and state["followed"] is not None:
+            self.followed.load_state_dict(state["followed"])
+
+
+def _checked_stages(stages: Sequence[tuple[int | str, Any]]) -> tuple[tuple[int | str, Any], ...]:
+    if not stages:
+        raise UsageError("no stages; give at least one pair of when and rank")
+    checked: list[tuple[int | str, Any]] = []
+    for at, rank in stages:
+        if at == AUTO:
+            if len(stages) > 1:
+                raise UsageError('warmup="auto" decides about one switch; give numbers for several stages')
+        elif isinstance(at, bool) or not isinstance(at, int) or at < 0:
+            raise UsageError(f"a stage at {at!r}; use an epoch or step number from 0 on, or 'auto'")
+        elif checked and at <= checked[-1][0]:  # type: ignore[operator]
+            raise UsageError(f"stages must come in order, but {at} follows {checked[-1][0]}")
+        if rank is not None:
+            rule_for(rank)  # a mistake shows now, not after hours of warm-up
+        checked.append((at, rank))
+    return tuple(checked)
