@@ -114,11 +114,9 @@ def test_moments_go_through_any_layer(kind: str) -> None:
     optimizer = Adam(model.parameters())
     dense = dict(model.named_parameters())
     for p in dense.values():
-        optimizer.state[p] = {
-            "step": torch.tensor(3.0),
-            "exp_avg": torch.randn_like(p),
-            "exp_avg_sq": torch.rand_like(p),
-        }
+        mean = torch.randn_like(p)
+        second = mean.square() + torch.rand_like(p)  # as real ones are: a variance above the squared mean
+        optimizer.state[p] = {"step": torch.tensor(3.0), "exp_avg": mean, "exp_avg_sq": second}
     moments = {name: optimizer.state[p]["exp_avg"].clone() for name, p in dense.items()}
     scheme = "tucker2" if kind == "tucker2" else None
     swaps = build_swaps(model, tk.choose(model, 0.5, where="*", scheme=scheme, force=True))
