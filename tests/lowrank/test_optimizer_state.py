@@ -177,6 +177,41 @@ def test_second_moments_are_never_too_small() -> None:
         assert (state["exp_avg_sq"] <= 40 * real).all(), "a bound, but not an idle one"
 
 
+def test_carried_moments_count_for_a_hundred_gradients_in_adam() -> None:
+    def carried(seen: int) -> dict:
+        model = nn.Sequential(nn.Linear(6, 5, bias=False)).double()
+        optimizer = Adam(model.parameters(), betas=(0.9, 0.999))
+        mean, second = torch.ones(5, 6).double(), torch.full((5, 6), 4.0).double()
+        optimizer.state[model[0].weight] = {
+            "step": torch.tensor(float(seen)),
+            "exp_avg": mean * (1 - 0.9**seen),
+            "exp_avg_sq": second * (1 - 0.999**seen),
+        }
+        swaps = build_swaps(model, tk.choose(model, 2))
+        fill_(swaps, decomposer("exact"))
+        commit_(model, swaps)
+        carry_(model, optimizer, swaps, "auto")
+        return optimizer.state[model[0].u.weight]
+
+    torch.manual_seed(0)
+    young = carried(40)
+    torch.manual_seed(0)
+    old = carried(5000)
+    assert (float(young["step"]), float(old["step"])) == (40, 100)
+    for key, beta in (("exp_avg", 0.9), ("exp_avg_sq", 0.999)):  # the same once bias is corrected
+        torch.testing.assert_close(young[key] / (1 - beta**40), old[key] / (1 - beta**100))
+
+
+@pytest.mark.parametrize(
+    ("name", "way"), [("sgd", "fresh"), ("adamw", "projected"), ("rmsprop", "projected")]
+)
+def test_the_default_way(name: str, way: str) -> None:
+    model = net()
+    optimizer = OPTIMIZERS[name](model.parameters())
+    train(model, optimizer, 2)
+    assert switch(model, optimizer, "auto").way == way
+
+
 def test_groups_and_their_options_stay() -> None:
     model = net()
     groups = [

@@ -7,9 +7,9 @@ gradients and go through it as they are.
 Second moments are mean squares, and what becomes of them depends on how the entries of a gradient are
 correlated, which nobody has recorded. By Minkowski's inequality the root mean square of a sum is at
 most the sum of the root mean squares, so the same product with absolute values, applied to the roots,
-bounds them from above: no factor takes a larger step than Adam would let it. The bound is forgotten
-at the rate of `beta2`, so it works as a short warm-up of the factors' learning rate. (Taking the entries
-for uncorrelated instead gives second moments that are far too small, and a worse start than none.)
+bounds them from above: no factor takes a larger step than Adam would let it. A bound is not worth a
+thousand observations, though: it counts as many as `PRIOR_STEPS`, and Adam's own bias correction lets what
+the factors really see take over from there. docs/decisions/004 has the measurements.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ from takifugu.lowrank.surgery import Swap
 
 FIRST_MOMENTS = ("momentum_buffer", "exp_avg", "grad_avg")
 SECOND_MOMENTS = ("exp_avg_sq", "max_exp_avg_sq", "square_avg", "sum")
+PRIOR_STEPS = 100
+"""How many gradients carried moments count for in Adam; whoever has seen fewer counts those."""
 KNOWN = (SGD, Adam, AdamW, RMSprop, Adagrad)
 
 Gradients = Callable[[], object]
@@ -56,8 +58,9 @@ class StateReport:
         return [(name.replace("_", " "), getattr(self, name)) for name in names]
 
 
-WAYS = ("fresh", "projected", "calibrated", "reset")
-"""fresh: factors start anew, all else is kept; reset: everything starts anew, as in the reference code."""
+WAYS = ("auto", "projected", "fresh", "calibrated", "reset")
+"""What becomes of the factors' state. auto: projected; fresh for SGD, whose momentum lasts ten steps only.
+fresh: they start anew, all else is kept. reset: everything starts anew, as in the reference code."""
 
 
 def check_way(way: str) -> None:
@@ -74,6 +77,8 @@ def carry_(
 ) -> StateReport:
     """Puts the new parameters in the old ones' groups and gives them state. The model is changed already."""
     check_way(way)
+    if way == "auto":
+        way = "fresh" if isinstance(optimizer, SGD) else "projected"
     if not isinstance(optimizer, KNOWN) and way in ("projected", "calibrated"):
         warnings.warn(
             f"{type(optimizer).__name__} is not an optimizer whose state we know how to carry over "
@@ -85,7 +90,7 @@ def carry_(
     replaced = _replaced(swaps)
     names = {parameter: name for name, parameter in model.named_parameters()}
     old_state = {old: optimizer.state.pop(old) for old in replaced if old in optimizer.state}
-    held = {p for group in optimizer.param_groups for p in group["params"]}
+    held = {p: group for group in optimizer.param_groups for p in group["params"]}
     ledger = _Ledger(names)
     _regroup_(optimizer, model, replaced)
     if way == "reset":
@@ -97,7 +102,7 @@ def carry_(
             if old not in held:
                 ledger.left_out.append(new)
             elif way == "projected" and old_state.get(old) and pull is not None:
-                optimizer.state[new] = pull(old_state[old])
+                optimizer.state[new] = pull(old_state[old], held[old])
                 ledger.projected.append(new)
             elif new not in optimizer.state:
                 _begin_(optimizer, new)
@@ -132,8 +137,8 @@ class _Ledger:
 
 # ---- which parameters take the place of which --------------------------------------------------------
 
-Pull = Callable[[dict[str, Any]], dict[str, Any]]
-"""From a dense weight's state to one factor's."""
+Pull = Callable[[dict[str, Any], dict[str, Any]], dict[str, Any]]
+"""From a dense weight's state, and its group's options, to one factor's state."""
 
 
 def _replaced(swaps: Sequence[Swap]) -> dict[nn.Parameter, list[tuple[nn.Parameter, Pull | None]]]:
@@ -178,7 +183,7 @@ def _products(layer: Factorized) -> dict[str, Tensor]:
 
 
 def _pull(layer: Factorized, name: str, factor: nn.Parameter) -> Pull:
-    def pull(state: dict[str, Any]) -> dict[str, Any]:
+    def pull(state: dict[str, Any], group: dict[str, Any]) -> dict[str, Any]:
         def through(moment: Tensor, absolute: bool = False) -> Tensor:
             return _through(layer, name, factor, moment, absolute)
 
@@ -192,9 +197,24 @@ def _pull(layer: Factorized, name: str, factor: nn.Parameter) -> Pull:
                 made[key] = through(value.sqrt(), absolute=True).square()
             else:
                 made[key] = value.clone() if isinstance(value, Tensor) else value
-        return made
+        return _as_prior(made, group) if "exp_avg_sq" in made else made
 
     return pull
+
+
+def _as_prior(state: dict[str, Any], group: dict[str, Any]) -> dict[str, Any]:
+    """Adam's moments as if `PRIOR_STEPS` gradients had been seen: same values after bias correction."""
+    seen = float(state["step"])
+    counted = min(seen, PRIOR_STEPS)
+    if counted == seen:
+        return state
+    beta1, beta2 = (float(beta) for beta in group["betas"])
+    for key, beta in (("exp_avg", beta1), ("exp_avg_sq", beta2), ("max_exp_avg_sq", beta2)):
+        if key in state:
+            state[key] *= (1 - beta**counted) / (1 - beta**seen)
+    step = state["step"]
+    state["step"] = torch.full_like(step, counted) if isinstance(step, Tensor) else counted
+    return state
 
 
 def _is_scaled_step(key: str, state: dict[str, Any]) -> bool:

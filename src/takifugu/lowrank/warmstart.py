@@ -71,7 +71,7 @@ class WarmStart:
         where: Where = None,
         *,
         stages: Sequence[tuple[int, Any]] | None = None,
-        state: str = "projected",
+        state: str = "auto",
         wrap: Callable[[nn.Module], nn.Module] | None = None,
         svd: str = "exact",
         settled: float = 0.02,
