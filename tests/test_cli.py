@@ -148,4 +148,4 @@ def test_demo_trains_for_real(capsys, tmp_path: Path) -> None:
     assert result["loaded_model_agrees"] is True
     assert json.loads((tmp_path / "d" / "result.json").read_text()) == result
     assert "layer4.1.conv2" in (tmp_path / "d" / "layers.txt").read_text()
-    assert "after 2 epochs 14 layers factorized" in err
+    assert "low-rank: epoch 2: 14 layers factorized" in err

@@ -72,13 +72,13 @@ def _run(
     torch.manual_seed(seed)
     model: nn.Module = tk.zoo.build(_NETWORK, width=_WIDTH, in_channels=1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-4)
-    shuffle, steps, report = torch.Generator().manual_seed(seed), [], None
+    # A warm-up that never ends is a dense run.
+    warm = tk.WarmStart(rank, epochs if warmup is None else warmup, where=tk.zoo.where(_NETWORK))
+    shuffle, steps = torch.Generator().manual_seed(seed), []
     for epoch in range(epochs):
-        if epoch == warmup:
-            report = tk.factorize_(model, rank, where=tk.zoo.where(_NETWORK))
-            # The state of the dense weights is dropped with them, as in the reference code.
-            optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-4)
-            _say(f"{title}: after {epoch} epochs {report.summary()}")
+        model = warm(model, optimizer, epoch=epoch)
+        if warm.report is not None and warm.report.at == epoch:
+            _say(f"{title}: {warm.report}")
         for group in optimizer.param_groups:
             group["lr"] = 0.05 * (1 - epoch / epochs)
         model.train()
@@ -100,7 +100,7 @@ def _run(
         "gradient_bytes": 4 * parameters,
         "step_s": sorted(steps[warmup or 0 :])[len(steps[warmup or 0 :]) // 2],
         "model": model,
-        "report": report,
+        "report": warm.report.layers if warm.report is not None else None,
     }
 
 

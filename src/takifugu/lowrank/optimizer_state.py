@@ -5,11 +5,12 @@ for U and `U^T G` for V: the vector-Jacobian product of that function. First mom
 gradients and go through it as they are.
 
 Second moments are mean squares, and what becomes of them depends on how the entries of a gradient are
-correlated, which nobody has recorded. By Minkowski's inequality the root mean square of a sum is at
-most the sum of the root mean squares, so the same product with absolute values, applied to the roots,
-bounds them from above: no factor takes a larger step than Adam would let it. A bound is not worth a
-thousand observations, though: it counts as many as `PRIOR_STEPS`, and Adam's own bias correction lets what
-the factors really see take over from there. docs/decisions/004 has the measurements.
+correlated, which nobody has recorded. If they are not, the product goes through with every entry squared.
+If they are as correlated as can be, it goes through with absolute values, applied to the roots, and the
+result squared (by Minkowski's inequality never too small). Taken for uncorrelated, second moments come
+out much too small and Adam's first steps too large, a worse start than none; taken for correlated,
+training is slow where it still has far to go. We take the geometric mean of the two.
+docs/decisions/004 has the measurements.
 """
 
 from __future__ import annotations
@@ -29,8 +30,6 @@ from takifugu.lowrank.surgery import Swap
 
 FIRST_MOMENTS = ("momentum_buffer", "exp_avg", "grad_avg")
 SECOND_MOMENTS = ("exp_avg_sq", "max_exp_avg_sq", "square_avg", "sum")
-PRIOR_STEPS = 100
-"""How many gradients carried moments count for in Adam; whoever has seen fewer counts those."""
 KNOWN = (SGD, Adam, AdamW, RMSprop, Adagrad)
 
 Gradients = Callable[[], object]
@@ -90,7 +89,7 @@ def carry_(
     replaced = _replaced(swaps)
     names = {parameter: name for name, parameter in model.named_parameters()}
     old_state = {old: optimizer.state.pop(old) for old in replaced if old in optimizer.state}
-    held = {p: group for group in optimizer.param_groups for p in group["params"]}
+    held = {p for group in optimizer.param_groups for p in group["params"]}
     ledger = _Ledger(names)
     _regroup_(optimizer, model, replaced)
     if way == "reset":
@@ -102,7 +101,7 @@ def carry_(
             if old not in held:
                 ledger.left_out.append(new)
             elif way == "projected" and old_state.get(old) and pull is not None:
-                optimizer.state[new] = pull(old_state[old], held[old])
+                optimizer.state[new] = pull(old_state[old])
                 ledger.projected.append(new)
             elif new not in optimizer.state:
                 _begin_(optimizer, new)
@@ -137,8 +136,8 @@ class _Ledger:
 
 # ---- which parameters take the place of which --------------------------------------------------------
 
-Pull = Callable[[dict[str, Any], dict[str, Any]], dict[str, Any]]
-"""From a dense weight's state, and its group's options, to one factor's state."""
+Pull = Callable[[dict[str, Any]], dict[str, Any]]
+"""From a dense weight's state to one factor's."""
 
 
 def _replaced(swaps: Sequence[Swap]) -> dict[nn.Parameter, list[tuple[nn.Parameter, Pull | None]]]:
@@ -183,9 +182,9 @@ def _products(layer: Factorized) -> dict[str, Tensor]:
 
 
 def _pull(layer: Factorized, name: str, factor: nn.Parameter) -> Pull:
-    def pull(state: dict[str, Any], group: dict[str, Any]) -> dict[str, Any]:
-        def through(moment: Tensor, absolute: bool = False) -> Tensor:
-            return _through(layer, name, factor, moment, absolute)
+    def pull(state: dict[str, Any]) -> dict[str, Any]:
+        def through(moment: Tensor, entries: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+            return _through(layer, name, factor, moment, entries)
 
         made: dict[str, Any] = {}
         for key, value in state.items():
@@ -194,26 +193,22 @@ def _pull(layer: Factorized, name: str, factor: nn.Parameter) -> Pull:
             elif key in FIRST_MOMENTS and isinstance(value, Tensor):
                 made[key] = through(value)
             elif key in SECOND_MOMENTS:
-                made[key] = through(value.sqrt(), absolute=True).square()
+                uncorrelated = through(value, torch.square)
+                correlated = through(value.sqrt(), torch.abs).square()
+                made[key] = (uncorrelated * correlated).sqrt()
             else:
                 made[key] = value.clone() if isinstance(value, Tensor) else value
-        return _as_prior(made, group) if "exp_avg_sq" in made else made
+        return _above_the_mean(made)
 
     return pull
 
 
-def _as_prior(state: dict[str, Any], group: dict[str, Any]) -> dict[str, Any]:
-    """Adam's moments as if `PRIOR_STEPS` gradients had been seen: same values after bias correction."""
-    seen = float(state["step"])
-    counted = min(seen, PRIOR_STEPS)
-    if counted == seen:
-        return state
-    beta1, beta2 = (float(beta) for beta in group["betas"])
-    for key, beta in (("exp_avg", beta1), ("exp_avg_sq", beta2), ("max_exp_avg_sq", beta2)):
-        if key in state:
-            state[key] *= (1 - beta**counted) / (1 - beta**seen)
-    step = state["step"]
-    state["step"] = torch.full_like(step, counted) if isinstance(step, Tensor) else counted
+def _above_the_mean(state: dict[str, Any]) -> dict[str, Any]:
+    """No mean square is below the squared mean; a centered RMSprop divides by the difference."""
+    mean = next((state[key] for key in ("exp_avg", "grad_avg") if key in state), None)
+    for key in ("exp_avg_sq", "max_exp_avg_sq", "square_avg"):
+        if key in state and mean is not None:
+            state[key] = torch.maximum(state[key], 1.01 * mean.square())
     return state
 
 
@@ -222,14 +217,24 @@ def _is_scaled_step(key: str, state: dict[str, Any]) -> bool:
     return key == "momentum_buffer" and "square_avg" in state
 
 
-def _through(layer: Factorized, name: str, factor: nn.Parameter, moment: Tensor, absolute: bool) -> Tensor:
-    """The vector-Jacobian product of `factors -> dense weight`, with absolute values if asked."""
+def _through(
+    layer: Factorized,
+    name: str,
+    factor: nn.Parameter,
+    moment: Tensor,
+    entries: Callable[[Tensor], Tensor] | None,
+) -> Tensor:
+    """The vector-Jacobian product of `factors -> dense weight`; `entries` changes the Jacobian's entries.
+
+    The map is a product of the factors, and so are its derivatives: what is done to the factors'
+    entries (square, absolute value) is done to the derivatives'.
+    """
     factors = layer.factor_parameters()
     kept = [p.data for p in factors]
     try:
-        if absolute:  # the map is a product of the factors, and so are its derivatives
+        if entries is not None:
             for p in factors:
-                p.data = p.data.abs()
+                p.data = entries(p.data)
         weight = _products(layer)[name]
         (pulled,) = torch.autograd.grad(weight, [factor], moment.to(weight).reshape(weight.shape))
     finally:
@@ -311,8 +316,7 @@ def _calibrate_(
                 state[key] = first.clone()
             elif key in SECOND_MOMENTS:
                 steps = float(state.get("step", 1)) if key == "sum" else 1.0  # Adagrad's is a sum, not a mean
-                # A few batches may hardly differ; a centered RMSprop divides by their variance.
-                state[key] = torch.maximum(second, 1.01 * first.square()) * steps
-        optimizer.state[new] = state
+                state[key] = second * steps
+        optimizer.state[new] = _above_the_mean(state)
         ledger.calibrated.append(new)
     ledger.reset = [p for p in ledger.reset if p not in sums]
