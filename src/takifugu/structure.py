@@ -72,7 +72,9 @@ class LayerSpec:
                 for shape in shapes.values()
             )
         ):
-            raise StructureError(f"{where}.shapes: expected lists of positive integers by matrix, got {shapes!r}")
+            raise StructureError(
+                f"{where}.shapes: expected lists of positive integers by matrix, got {shapes!r}"
+            )
         if tie is not None and not isinstance(tie, str):
             raise StructureError(f"{where}.tie: expected a layer name, got {tie!r}")
         return cls(
@@ -98,7 +100,9 @@ class Structure:
             if spec.name in by_name:
                 raise StructureError(f"layer {spec.name!r} is listed twice; keep one")
             if spec.tie is not None and spec.tie not in by_name:
-                raise StructureError(f"layer {spec.name!r} is tied to {spec.tie!r}, which must be listed before it")
+                raise StructureError(
+                    f"layer {spec.name!r} is tied to {spec.tie!r}, which must be listed before it"
+                )
             by_name[spec.name] = spec
         object.__setattr__(self, "_by_name", by_name)
 
@@ -149,7 +153,9 @@ class Structure:
         layers = data.get("layers")
         if not isinstance(layers, list):
             raise StructureError(f"structure.layers: expected a list, got {type(layers).__name__}")
-        return cls(tuple(LayerSpec.from_dict(layer, f"structure.layers[{i}]") for i, layer in enumerate(layers)))
+        return cls(
+            tuple(LayerSpec.from_dict(layer, f"structure.layers[{i}]") for i, layer in enumerate(layers))
+        )
 
     @classmethod
     def from_json(cls, text: str) -> Structure:
