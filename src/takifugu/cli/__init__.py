@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Sequence
 from enum import IntEnum
+from typing import Any
 
 
 class Exit(IntEnum):
@@ -24,22 +25,25 @@ class Exit(IntEnum):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code."""
-    import click
+    import typer
 
     from takifugu.cli.app import app
     from takifugu.errors import TakifuguError
+
+    # Typer brings its own copy of click since 0.26; this is the base class of whichever it uses.
+    click_exception: type[Any] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
 
     try:
         # standalone_mode=False: click neither exits nor prints, so that codes are decided here.
         code = app(args=list(arguments) if arguments is not None else None, standalone_mode=False)
         return int(code or Exit.OK)
-    except click.exceptions.Abort:
+    except typer.Abort:
         return _say("interrupted", Exit.INTERRUPTED)
     except KeyboardInterrupt:
         return _say("interrupted", Exit.INTERRUPTED)
-    except click.exceptions.Exit as stop:
+    except typer.Exit as stop:
         return int(stop.exit_code)
-    except click.ClickException as error:
+    except click_exception as error:
         error.show()
         return Exit.USAGE
     except TakifuguError as error:

@@ -31,3 +31,8 @@ def _root(
     ] = False,
 ) -> None:
     pass
+
+
+from takifugu.cli import plan as _plan  # noqa: E402
+
+app.command("plan")(_plan.plan)

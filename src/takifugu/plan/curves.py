@@ -33,7 +33,11 @@ class FlowCurve(Curve, Protocol):
     """Whether `speed` is convex in `share` (a tighter bound can then be used)."""
 
     def speed(self, loss: Floats, share: Floats) -> Floats:
-        """How fast the loss falls, per round, at this loss; `share * something that grows with share`."""
+        """How fast the loss falls, per round, at this loss: `share` times something that never falls with
+        the share. One over it must be convex in the loss."""
+
+    def steepness(self, loss: Floats, share: Floats) -> Floats:
+        """The derivative of the speed's logarithm in the loss."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +80,10 @@ class Exponential(_DataCurve):
         a = self.asymptote(np.asarray(share, dtype=float))
         return np.asarray(self.rate * share * np.maximum(loss - a, 0.0))
 
+    def steepness(self, loss: Floats, share: Floats) -> Floats:
+        with np.errstate(divide="ignore"):
+            return np.asarray(1.0 / np.maximum(loss - self.asymptote(np.asarray(share, dtype=float)), 0.0))
+
 
 @dataclass(frozen=True)
 class Power(_DataCurve):
@@ -99,6 +107,11 @@ class Power(_DataCurve):
         with np.errstate(divide="ignore", over="ignore"):
             pull = np.exp(np.log(above / self.scale) / self.exponent)
         return np.where(above > 0.0, self.exponent * share * above * pull, 0.0)
+
+    def steepness(self, loss: Floats, share: Floats) -> Floats:
+        above = np.maximum(loss - self.asymptote(np.asarray(share, dtype=float)), 0.0)
+        with np.errstate(divide="ignore"):
+            return np.asarray((1.0 + 1.0 / self.exponent) / above)
 
 
 # A new curve is one class above and one line here (and its parameters in files.py).
