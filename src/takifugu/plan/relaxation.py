@@ -111,9 +111,8 @@ class Offers:
             cost = (self.tangent_j + timed).min(axis=0) + per_round
             if not convex:
                 left = (self.left_j + timed).min(axis=0) + per_round
-                before = np.concatenate([[0.0], self.share[:-1]])
-                with np.errstate(divide="ignore"):
-                    cost = np.minimum(cost, left * self.share / before)
+                # Below the first grid point the tangent from nothing is the bound already.
+                cost[1:] = np.minimum(cost[1:], left[1:] * self.share[1:] / self.share[:-1])
         order = np.argsort(-self.share, kind="stable")
         ratio = cost[order] / self.share[order]
         best = np.minimum.accumulate(np.concatenate([[np.inf], ratio[:-1]]))
