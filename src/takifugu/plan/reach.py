@@ -59,7 +59,7 @@ class Reach:
     problem: Problem
     options: Sequence[Options | None]
     least_time: Potential | None = None
-    most_labels: int = 600
+    most_labels: int = 120
     """Per version and round."""
     check: Callable[[], None] = field(default=lambda: None)
 

@@ -119,6 +119,30 @@ class Offers:
         keep = order[ratio < best]
         return cost[keep], self.share[keep]
 
+    def steps(self) -> Floats:
+        """Upper ends of coarse intervals of shares, for bounds on one whole round."""
+        top = float(self.share.max())
+        even = np.linspace(0.0, top, 49)[1:]
+        return np.unique(np.concatenate([even, np.geomspace(max(top * 1e-3, 1e-9), top, 24)]))
+
+    def whole_round(self, per_second: float, per_round: float, energy: float) -> Floats:
+        """For each interval that ends at one of `steps()`: less than any round with a share in it costs."""
+        ends = self.steps()
+        starts = np.concatenate([[0.0], ends[:-1]])
+        if self.exact:
+            cost = energy * self.tangent_j[:, 0] + per_second * self.time_s
+            place = np.searchsorted(ends, self.share * (1 - 1e-12))
+            least = np.full(len(ends), np.inf)
+            np.minimum.at(least, np.minimum(place, len(ends) - 1), cost)
+            return least + per_round
+        # Column g of `left_j` bounds all rounds with a share above grid point g-1.
+        column = np.minimum(np.searchsorted(self.share, starts, side="right"), len(self.share) - 1)
+        left = self.left_j[:, column]
+        if energy == 0.0:
+            left = np.where(np.isinf(left), np.inf, 0.0)
+        cost = left + per_second * self.time_s[:, None]
+        return np.asarray(cost.min(axis=0)) + per_round
+
 
 def exact_offers(options: Options) -> Offers:
     """When the options are complete, they are their own best relaxation."""

@@ -82,7 +82,7 @@ def solve_robust(
     impossible = 0
     try:
         for world in possible:
-            found = solve(world, tolerance, each, explain_infeasible=False)
+            found = solve(world, tolerance, each, explain_infeasible=False, thorough=False)
             impossible += found.status == "infeasible"
             bounds.append(np.inf if found.status == "infeasible" else found.lower_bound_j or 0.0)
             consider(found.plan)
@@ -93,12 +93,8 @@ def solve_robust(
             margin = (
                 0.5 * (easy + hard) if hard < problem.start_loss - problem.target_loss else hard / 16 + easy
             )
-            found = solve(
-                replace(problem, target_loss=problem.target_loss - margin),
-                tolerance,
-                each,
-                explain_infeasible=False,
-            )
+            tighter = replace(problem, target_loss=problem.target_loss - margin)
+            found = solve(tighter, tolerance, each, explain_infeasible=False, thorough=False)
             enough = found.plan is None or consider(found.plan) * len(possible) >= needed - 1e-9
             easy, hard = (easy, margin) if enough else (margin, hard)
             if hard - easy < 1e-4 * max(abs(problem.target_loss), 1e-9):

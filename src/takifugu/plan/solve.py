@@ -88,18 +88,21 @@ def solve(
     time_limit_s: float | None = None,
     progress: Callable[[str], None] | None = None,
     explain_infeasible: bool = True,
+    thorough: bool = True,
 ) -> Result:
     """The least-energy plan within the tolerance, or the proof that there is none.
 
     At the time limit, or on Ctrl-C (then `stats["interrupted"]` is set), the best plan so far is returned
-    with its honest gap.
+    with its honest gap. `thorough=False` stops after the first rungs, whatever the gap.
     """
     if not 0.0 <= tolerance < 1.0:
         raise UsageError(f"tolerance {tolerance:g} is not between 0 and 1; 0.01 asks for one percent")
     if problem.met_at_start:
         empty = Plan((), 0.0, problem.start_time_s, problem.start_loss)
         return Result("optimal", empty, 0.0, problem, "start")
-    return Solver(problem, tolerance, time_limit_s, progress or (lambda _: None)).run(explain_infeasible)
+    solver = Solver(problem, tolerance, time_limit_s, progress or (lambda _: None))
+    solver.thorough = thorough
+    return solver.run(explain_infeasible)
 
 
 class Solver:
@@ -120,6 +123,7 @@ class Solver:
         self.bound_j = 0.0
         self.rungs: list[str] = []
         self.infeasible = False
+        self.thorough = True
         self.reached: Reached | None = None
 
     def check(self) -> None:
@@ -226,13 +230,16 @@ class Solver:
         self.check()
         if self.complete and sum(len(o) for o in self.all_options if o is not None) <= SMALL_ROWS:
             self._sweeps(self.all_options, ((200, 6, 0.003),))
-            if self._good() or self._exact(3_000_000 if self.tolerance == 0.0 else 300_000):
+            if self._good() or (self.plan is not None and not self.thorough):
+                return
+            if self._exact(3_000_000 if self.tolerance == 0.0 else 30_000):
                 return
         self._sweeps(self.family_options(12), ((300, 8, 0.002), (300, 8, 0.02)))
-        if self._good():
-            return
         if self.plan is None:
             self._fast()
+            self._sweeps(self.family_options(12), ((300, 8, 0.1),))
+        if self._good() or (self.plan is not None and not self.thorough):
+            return
         self._sweeps(self.family_options(40), ((500, 24, 0.001), (500, 24, 0.005), (500, 24, 0.05)))
         if self._good():
             return
