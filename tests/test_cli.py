@@ -28,7 +28,7 @@ def test_help_and_version(capsys) -> None:
 def test_help_of_every_command_needs_no_torch() -> None:
     code = (
         "import sys\nfrom takifugu.cli import main\n"
-        "codes = [main([*c.split(), '--help']) for c in ('', 'inspect', 'demo')]\n"
+        "codes = [main([*c.split(), '--help']) for c in ('', 'inspect', 'demo', 'plan')]\n"
         "sys.exit('torch' in sys.modules or any(codes))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False, capture_output=True).returncode == 0

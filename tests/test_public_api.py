@@ -9,6 +9,7 @@ import takifugu as tk
 
 NAMES = [
     "FactorReport",
+    "Problem",
     "Structure",
     "TakifuguError",
     "WarmStart",
@@ -20,6 +21,7 @@ NAMES = [
     "load",
     "ranks",
     "save",
+    "solve",
     "structure_of",
     "zoo",
 ]

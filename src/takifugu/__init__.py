@@ -13,6 +13,7 @@ __version__ = "0.1.0.dev0"
 
 _HOME = {
     "FactorReport": "takifugu.lowrank.report",
+    "Problem": "takifugu.plan.problem",
     "Structure": "takifugu.structure",
     "TakifuguError": "takifugu.errors",
     "WarmStart": "takifugu.lowrank.warmstart",
@@ -23,6 +24,7 @@ _HOME = {
     "load": "takifugu.lowrank.checkpoint",
     "ranks": "takifugu.lowrank",
     "save": "takifugu.lowrank.checkpoint",
+    "solve": "takifugu.plan.solve",
     "structure_of": "takifugu.lowrank.surgery",
     "zoo": "takifugu",
 }
@@ -42,6 +44,8 @@ if TYPE_CHECKING:
     from takifugu.lowrank.surgery import factorize_ as factorize_
     from takifugu.lowrank.surgery import structure_of as structure_of
     from takifugu.lowrank.warmstart import WarmStart as WarmStart
+    from takifugu.plan.problem import Problem as Problem
+    from takifugu.plan.solve import solve as solve
     from takifugu.structure import Structure as Structure
 
 

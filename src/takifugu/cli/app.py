@@ -35,6 +35,8 @@ def _root(
 
 from takifugu.cli.demo import demo  # noqa: E402
 from takifugu.cli.inspect import inspect  # noqa: E402
+from takifugu.cli.plan import plan  # noqa: E402
 
 app.command()(demo)
 app.command()(inspect)
+app.command()(plan)

@@ -1,0 +1,92 @@
+"""Gap and time of the planner on 100 random problems of realistic size (see plan_instances.py).
+
+    python -m benchmarks.plan_quality [--count 100] [--time-limit 30] [--first 0]
+
+Writes benchmarks/results/plan_quality.json: one row per problem, and the figures of docs/results/planner.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.plan_instances import instance
+from takifugu.plan.baselines import run_baselines
+from takifugu.plan.solve import solve
+from takifugu.plan.verify import verify
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def measure(seed: int, time_limit_s: float, tolerance: float) -> dict[str, object]:
+    problem = instance(seed)
+    begin = time.perf_counter()
+    result = solve(problem, tolerance, time_limit_s, explain_infeasible=False)
+    seconds = time.perf_counter() - begin
+    row: dict[str, object] = {
+        "seed": seed,
+        "nodes": len(problem.nodes),
+        "versions": len(problem.versions),
+        "parts": problem.parts,
+        "labels": problem.label_weight > 0,
+        "windows": any(n.available is not None for n in problem.nodes),
+        "max_rounds": problem.max_rounds,
+        "status": result.status,
+        "gap": result.gap,
+        "energy_j": result.energy_j,
+        "lower_bound_j": result.lower_bound_j,
+        "rounds": None if result.plan is None else len(result.plan.rounds),
+        "seconds": round(seconds, 3),
+    }
+    if result.plan is not None:
+        row["verified"] = verify(problem.to_dict(), result.to_dict()).ok
+        energies = [p.energy_j for p in run_baselines(problem).values() if p is not None]
+        row["best_baseline_j"] = min(energies, default=None)
+    return row
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--count", type=int, default=100)
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--time-limit", type=float, default=30.0)
+    parser.add_argument("--tolerance", type=float, default=0.01)
+    options = parser.parse_args()
+    rows = []
+    for seed in range(options.first, options.first + options.count):
+        rows.append(measure(seed, options.time_limit, options.tolerance))
+        print(json.dumps(rows[-1]), flush=True)
+    gaps = np.array([1.0 if r["gap"] is None else r["gap"] for r in rows], dtype=float)
+    seconds = np.array([r["seconds"] for r in rows], dtype=float)
+    proven = gaps <= options.tolerance
+    beaten = [
+        r["seed"]
+        for r in rows
+        if r.get("best_baseline_j") and r["energy_j"] > r["best_baseline_j"] * (1 + 1e-9)  # type: ignore[operator]
+    ]
+    summary = {
+        "count": len(rows),
+        "time_limit_s": options.time_limit,
+        "tolerance": options.tolerance,
+        "with_plan": int(sum(r["energy_j"] is not None for r in rows)),
+        "proven_within_2_s": int((proven & (seconds <= 2.0)).sum()),
+        "proven_within_limit": int(proven.sum()),
+        "median_seconds": float(np.median(seconds)),
+        "median_gap": float(np.median(gaps)),
+        "gap_quartiles": [float(q) for q in np.quantile(gaps, [0.25, 0.5, 0.75, 0.9])],
+        "all_verified": all(r.get("verified", True) for r in rows),
+        "above_a_baseline": beaten,
+    }
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / "plan_quality.json").write_text(
+        json.dumps({"summary": summary, "rows": rows}, indent=1) + "\n"
+    )
+    print(json.dumps(summary, indent=1))
+
+
+if __name__ == "__main__":
+    main()

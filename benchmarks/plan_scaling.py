@@ -1,0 +1,159 @@
+"""How the planner scales: in nodes (to 10,000), in 1/tolerance, and against HiGHS on one discretised graph.
+
+    python -m benchmarks.plan_scaling [--largest 10000]
+
+Writes benchmarks/results/plan_scaling.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from scipy.optimize import Bounds, LinearConstraint, milp
+from scipy.sparse import coo_matrix
+
+from benchmarks.plan_instances import instance
+from takifugu.plan.curves import Curve, Floats
+from takifugu.plan.problem import Problem
+from takifugu.plan.search import Search
+from takifugu.plan.solve import Solver, solve
+
+RESULTS = Path(__file__).parent / "results"
+
+
+@dataclass(frozen=True)
+class RoundedUp:
+    """A curve on a grid of losses: the next grid point above. Any object with `step` is a curve."""
+
+    base: Curve
+    low: float
+    width: float
+
+    def step(self, loss: Floats, share: Floats) -> Floats:
+        after = self.base.step(loss, share)
+        up = self.low + np.ceil((after - self.low) / self.width - 1e-12) * self.width
+        return np.minimum(np.where(after <= self.low, after, up), loss)
+
+
+def discretised(seed: int, nodes: int, rounds: int, cells: int, versions: int = 3) -> tuple[Problem, Solver]:
+    problem = instance(seed, nodes=nodes, rounds=rounds, plain=True)
+    kept = problem.versions[:versions]
+    names = {v.name for v in kept}
+    width = (problem.start_loss + 0.2 - problem.target_loss) / cells
+    kept = tuple(replace(v, curve=RoundedUp(v.curve, problem.target_loss, width)) for v in kept)
+    switches = tuple(s for s in problem.switches if {s.source, s.target} <= names)
+    problem = replace(problem, versions=kept, switches=switches, max_rounds=rounds + 2)
+    return problem, Solver(problem, 0.0, None, lambda _: None)
+
+
+def against_highs(seed: int, nodes: int, rounds: int, cells: int) -> dict[str, object]:
+    """The same discretised graph for both: rounded losses, the same node sets, one budget of time."""
+    problem, solver = discretised(seed, nodes, rounds, cells)
+    options = [
+        o.take(np.arange(0, len(o), max(1, len(o) // 12))) for o in solver.all_options if o is not None
+    ]
+    begin = time.perf_counter()
+    found = Search(problem, options, None).run()
+    ours_s = time.perf_counter() - begin
+    index = problem.version_index
+    ways = [(v, v, 0.0, 0.0, 0.0) for v in range(len(options))]
+    ways += [(index[s.source], index[s.target], s.time_s, s.energy_j, s.loss_jump) for s in problem.switches]
+    nodes_of = {(0, index[problem.start_version], problem.start_loss): 0}
+    frontier, arcs = list(nodes_of), []
+    for number in range(problem.max_rounds or 0):
+        following = []
+        for key in frontier:
+            _, version, loss = key
+            for a, b, seconds, joules, jump in ways:
+                if a != version:
+                    continue
+                after = problem.versions[b].curve.step(
+                    np.full(len(options[b]), loss + jump), options[b].share
+                )
+                for k, value in enumerate(after):
+                    head = -1
+                    if value > problem.loss_limit:
+                        new = (number + 1, b, round(float(value), 12))
+                        if new not in nodes_of:
+                            nodes_of[new] = len(nodes_of)
+                            following.append(new)
+                        head = nodes_of[new]
+                    energy, taken = options[b].energy_j[k] + joules, options[b].time_s[k] + seconds
+                    arcs.append((nodes_of[key], head, energy, taken))
+        frontier = following
+    count = len(nodes_of)
+    tails = np.array([a[0] for a in arcs])
+    heads = np.array([a[1] if a[1] >= 0 else count for a in arcs])
+    order = np.arange(len(arcs))
+    flow = coo_matrix(
+        (np.r_[np.ones(len(arcs)), -np.ones(len(arcs))], (np.r_[tails, heads], np.r_[order, order])),
+        shape=(count + 1, len(arcs)),
+    ).tocsr()
+    balance = np.zeros(count + 1)
+    balance[0], balance[count] = 1.0, -1.0
+    begin = time.perf_counter()
+    answer = milp(
+        np.array([a[2] for a in arcs]),
+        integrality=np.ones(len(arcs)),
+        bounds=Bounds(0, 1),
+        constraints=[
+            LinearConstraint(flow, balance, balance),
+            LinearConstraint(np.array([[a[3] for a in arcs]]), -np.inf, problem.time_limit),
+        ],
+        options={"mip_rel_gap": 1e-9, "time_limit": 300.0},
+    )
+    theirs_s = time.perf_counter() - begin
+    return {
+        "arcs": len(arcs),
+        "ours_j": found.energy_j if found.decisions else None,
+        "highs_j": float(answer.fun) if answer.success else None,
+        "ours_s": round(ours_s, 4),
+        "highs_s": round(theirs_s, 3),
+        "ratio": round(theirs_s / ours_s, 1),
+    }
+
+
+def timed(problem: Problem, tolerance: float, limit: float | None = None) -> dict[str, object]:
+    begin = time.perf_counter()
+    result = solve(problem, tolerance, limit, explain_infeasible=False)
+    return {
+        "seconds": round(time.perf_counter() - begin, 3),
+        "gap": result.gap,
+        "status": result.status,
+        "rounds": None if result.plan is None else len(result.plan.rounds),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--largest", type=int, default=10_000)
+    largest = parser.parse_args().largest
+    report: dict[str, object] = {"nodes": [], "tolerance": [], "highs": []}
+    for count in (100, 300, 1000, 3000, 10_000):
+        if count > largest:
+            break
+        row = {"nodes": count, **timed(instance(1, nodes=count, rounds=40, plain=True), 0.01, 10.0)}
+        row["peak_mib"] = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+        report["nodes"].append(row)  # type: ignore[attr-defined]
+        print(row, flush=True)
+    for tolerance in (0.1, 0.05, 0.02, 0.01, 0.005):
+        for seed in (1, 2, 7):
+            row = {"seed": seed, "tolerance": tolerance, **timed(instance(seed), tolerance, 60.0)}
+            report["tolerance"].append(row)  # type: ignore[attr-defined]
+            print(row, flush=True)
+    for seed, size, rounds, cells in ((1, 6, 5, 120), (2, 6, 6, 200), (3, 7, 6, 300)):
+        row = against_highs(seed, size, rounds, cells)
+        report["highs"].append(row)  # type: ignore[attr-defined]
+        print(row, flush=True)
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / "plan_scaling.json").write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

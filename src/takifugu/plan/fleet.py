@@ -1,0 +1,134 @@
+"""The fleet as arrays, and what one round on some of it costs and gives.
+
+This is the solver's reading of the semantics in the design; `verify.py` reads them a second time, on
+its own, so that a mistake here cannot hide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from takifugu.plan.curves import Floats
+from takifugu.plan.problem import Problem, Window, at_most
+
+Used = Mapping[int, int]
+"""Node index -> samples used in a round."""
+
+
+@dataclass(frozen=True)
+class VersionCosts:
+    """Per node: seconds and joules of one version, split in a fixed part and a part per sample."""
+
+    can_join: NDArray[np.bool_]
+    fixed_s: Floats
+    sample_s: Floats
+    fixed_j: Floats
+    sample_j: Floats
+
+
+@dataclass(frozen=True)
+class RoundCost:
+    time_s: float
+    energy_j: float
+    share: float
+    """Effective samples over all samples of the fleet, q/Q."""
+
+
+@dataclass(frozen=True)
+class Fleet:
+    problem: Problem
+    samples: NDArray[np.int64]
+    levels: NDArray[np.int64]
+    """[node, k-1]: samples used when a node trains on k of its parts."""
+    idle_w: Floats
+    mix: Floats | None
+    """[node, label]: each node's label mix, or nothing when labels do not count."""
+    total: float
+    by_version: tuple[VersionCosts, ...]
+
+    @classmethod
+    def of(cls, problem: Problem) -> Fleet:
+        nodes, parts = problem.nodes, problem.parts
+        samples = np.array([n.samples for n in nodes], dtype=np.int64)
+        steps = np.arange(1, parts + 1, dtype=np.int64)
+        levels = -(-samples[:, None] * steps[None, :] // parts)
+        mix = None
+        if problem.label_weight > 0:
+            counts = np.array([n.labels for n in nodes], dtype=float)
+            mix = counts / counts.sum(axis=1, keepdims=True)
+        by_version = tuple(
+            VersionCosts(
+                can_join=np.array([n.can_hold(v) for n in nodes]),
+                fixed_s=np.array([n.transfer_s(v) for n in nodes]),
+                sample_s=np.array([n.sample_s(v) for n in nodes]),
+                fixed_j=np.array([n.transfer_j(v) for n in nodes]),
+                sample_j=np.array([n.sample_j(v) for n in nodes]),
+            )
+            for v in problem.versions
+        )
+        idle = np.array([n.idle_watts for n in nodes])
+        return cls(problem, samples, levels, idle, mix, float(samples.sum()), by_version)
+
+    @cached_property
+    def fleet_mix(self) -> Floats:
+        assert self.mix is not None
+        return np.asarray((self.mix * self.samples[:, None]).sum(axis=0) / self.total)
+
+    @cached_property
+    def always_available(self) -> bool:
+        return all(node.available is None for node in self.problem.nodes)
+
+    def shares(self, used: Floats) -> Floats:
+        """q/Q for rows of samples used by each node."""
+        amount = used.sum(axis=-1)
+        if self.mix is None:
+            return np.asarray(amount / self.total)
+        lean = used @ self.mix - amount[..., None] * self.fleet_mix
+        return np.asarray((amount - self.problem.label_weight * 0.5 * np.abs(lean).sum(axis=-1)) / self.total)
+
+    def round_cost(self, version: int, used: Used) -> RoundCost:
+        """Time, energy and effective share of one round, without a switch."""
+        costs = self.by_version[version]
+        who = np.fromiter(used, dtype=np.int64)
+        amount = np.array([used[i] for i in who], dtype=float)
+        times = costs.fixed_s[who] + costs.sample_s[who] * amount
+        slowest = float(times.max())
+        joules = costs.fixed_j[who] + costs.sample_j[who] * amount + self.idle_w[who] * (slowest - times)
+        row = np.zeros(len(self.samples))
+        row[who] = amount
+        return RoundCost(
+            slowest + self.problem.overhead_s,
+            float(joules.sum()) + self.problem.overhead_j,
+            float(self.shares(row)),
+        )
+
+    def common_windows(self, who: Iterable[int]) -> tuple[Window, ...] | None:
+        """Stretches of time that lie within one window of every member; nothing: no limit."""
+        lists = {self.problem.nodes[i].available for i in who} - {None}
+        return _intersect([w for w in lists if w is not None])
+
+
+def _intersect(lists: Sequence[tuple[Window, ...]]) -> tuple[Window, ...] | None:
+    if not lists:
+        return None
+    common = sorted(set(lists[0]))
+    for windows in lists[1:]:
+        common = [(max(a, c), min(b, d)) for a, b in common for c, d in windows if max(a, c) < min(b, d)]
+    kept: list[Window] = []
+    for a, b in sorted(set(common), key=lambda w: (w[0], -w[1])):
+        if not kept or b > kept[-1][1]:  # one inside another adds nothing
+            kept.append((a, b))
+    return tuple(kept)
+
+
+def earliest_start(windows: tuple[Window, ...] | None, ready_s: float, time_s: float) -> float | None:
+    """The earliest instant, not before `ready_s`, at which the whole round lies in one window."""
+    if windows is None:
+        return ready_s
+    starts = [max(ready_s, a) for a, b in windows if max(ready_s, a) + time_s <= at_most(b)]
+    return min(starts, default=None)

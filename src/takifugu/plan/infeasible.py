@@ -1,0 +1,147 @@
+"""Infeasible is an answer: how far off it is, which limit binds, and the smallest changes that would help.
+
+Every change that is named has been tried: a plan that meets the changed problem exists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from takifugu.plan.options import Options, enumerable, enumerate_options
+from takifugu.plan.problem import Node, Problem
+from takifugu.plan.reach import Reach, Reached, fastest
+
+if TYPE_CHECKING:
+    from takifugu.plan.solve import Result, Solver
+
+_MOST_NEW_NODES = 64
+
+
+def explained(solver: Solver, result: Result) -> Result:
+    """The infeasible result with its reasons (as many as time allows)."""
+    from takifugu.plan.search import OutOfTime
+
+    problem, reasons = solver.problem, []
+    best_loss = earliest = None
+    try:
+        reached = reach(problem, solver.check)
+        best_loss = reached.best_loss
+        earliest = reached.time_s if np.isfinite(reached.time_s) else None
+        reasons = list(_reasons(problem, reached, solver.check))
+    except OutOfTime:
+        reasons.append("the time limit came before the smallest changes were found")
+    return replace(
+        result,
+        reasons=tuple(reasons),
+        best_loss_by_deadline=best_loss,
+        earliest_time_to_loss_s=earliest,
+    )
+
+
+def reach(problem: Problem, check: Callable[[], None]) -> Reached:
+    """The quickest way to the target and the lowest loss by the deadline, on achievable node sets."""
+    from takifugu.plan.solve import Solver
+
+    solver = Solver(problem, 0.01, None, lambda _: None)
+    options: list[Options | None]
+    if all(enumerable(solver.fleet, v) for v in solver.versions):
+        options = [enumerate_options(solver.fleet, v) for v in solver.versions]
+    else:
+        options = solver.quick_options()
+    return Reach(problem, [fastest(o) for o in options], most_labels=200, check=check).run()
+
+
+def _reasons(problem: Problem, reached: Reached, check: Callable[[], None]) -> list[str]:
+    reasons: list[str] = []
+    if np.isfinite(reached.time_s):
+        late = reached.time_s - problem.deadline_s
+        reasons.append(
+            f"the deadline binds: the loss {problem.target_loss:g} takes until {reached.time_s:.6g} s "
+            f"at the earliest, the deadline is {problem.deadline_s:g} s"
+        )
+        reasons.append(f"feasible with deadline +{_duration(late)} ({reached.time_s:.6g} s)")
+    else:
+        uncapped = (
+            reach(replace(problem, max_rounds=None), check) if problem.max_rounds is not None else reached
+        )
+        if np.isfinite(uncapped.time_s):
+            count = len(uncapped.decisions)
+            reasons.append(
+                f"the round cap binds: {problem.max_rounds} rounds do not reach {problem.target_loss:g}"
+            )
+            if uncapped.time_s <= problem.time_limit:
+                reasons.append(f"feasible with max_rounds = {count}")
+            else:
+                reasons.append(
+                    f"feasible with max_rounds = {count} and deadline_s = {uncapped.time_s:.6g} together"
+                )
+        else:
+            reasons.append(
+                f"the loss binds: no version gets down to {problem.target_loss:g} on this fleet, "
+                "however long it trains"
+            )
+    if reached.best_loss < problem.start_loss:
+        reasons.append(f"feasible with loss {_round_up(reached.best_loss):g} by the same deadline")
+    twins = _more_nodes(problem, check)
+    if twins:
+        reasons.append(twins)
+    return reasons
+
+
+def _more_nodes(problem: Problem, check: Callable[[], None]) -> str | None:
+    """The fewest copies of one node that would do (the nodes that add most data per second first)."""
+    from takifugu.plan.fleet import Fleet
+
+    fleet = Fleet.of(problem)
+    index = problem.version_index[problem.start_version]
+    costs = fleet.by_version[index]
+    pace = fleet.samples / (costs.fixed_s + costs.sample_s * fleet.samples)
+    ranked = np.argsort(-np.where(costs.can_join, pace, -1.0), kind="stable")[:2]
+    best: tuple[int, str] | None = None
+    for i in ranked:
+        node = problem.nodes[int(i)]
+        count = 1
+        while count <= _MOST_NEW_NODES and (best is None or count < best[0]):
+            check()
+            if _works(problem, node, count):
+                best = (_fewest(problem, node, count // 2, count), node.name)
+                break
+            count *= 2
+    if best is None:
+        return None
+    words = {1: "one more node", 2: "two more nodes", 3: "three more nodes"}
+    return f"feasible with {words.get(best[0], f'{best[0]} more nodes')} like {best[1]}"
+
+
+def _works(problem: Problem, node: Node, count: int) -> bool:
+    copies = tuple(replace(node, name=f"{node.name} copy {k + 1}") for k in range(count))
+    larger = replace(problem, nodes=problem.nodes + copies)
+    reached = reach(larger, lambda: None)
+    return reached.time_s <= larger.time_limit
+
+
+def _fewest(problem: Problem, node: Node, low: int, high: int) -> int:
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if _works(problem, node, middle) else (middle, high)
+    return high
+
+
+def _round_up(loss: float) -> float:
+    """Four significant digits, never below."""
+    if loss == 0:
+        return 0.0
+    unit = 10.0 ** (np.floor(np.log10(abs(loss))) - 3)
+    return float(np.ceil(loss / unit - 1e-9) * unit)
+
+
+def _duration(seconds: float) -> str:
+    if seconds >= 5400:
+        return f"{seconds / 3600:.1f} h"
+    if seconds >= 90:
+        return f"{seconds / 60:.1f} min"
+    return f"{seconds:.3g} s"

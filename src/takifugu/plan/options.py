@@ -1,0 +1,120 @@
+"""Achievable ways to spend one round: node sets with their time, energy and effective data.
+
+Small fleets are enumerated completely. On large ones the family is built from prefixes: for a
+round-time threshold, nodes in order of energy per effective sample, cut anywhere. Such sets are
+achievable, never claimed to be the best: transfer and idle energy are fixed charges, and label balance
+is not submodular. Lower bounds rest on `relaxation.py` or on complete enumeration instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from takifugu.plan.curves import Floats
+from takifugu.plan.dominance import undominated
+from takifugu.plan.fleet import Fleet
+from takifugu.plan.problem import Window
+
+ENUMERATION_LIMIT = 70_000
+"""Most node sets per version that are listed completely."""
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Options:
+    """Rows of one version: a round's length and energy (overheads included) and its share q/Q."""
+
+    time_s: Floats
+    energy_j: Floats
+    share: Floats
+    windows: tuple[tuple[Window, ...] | None, ...]
+    """Per row: when all members are there, or nothing when always."""
+    used: Callable[[int], dict[int, int]]
+    """Row -> node index -> samples."""
+
+    def __len__(self) -> int:
+        return len(self.time_s)
+
+    def take(self, rows: Ints) -> Options:
+        def used(row: int) -> dict[int, int]:
+            return self.used(int(rows[row]))
+
+        windows = tuple(self.windows[int(r)] for r in rows)
+        return Options(self.time_s[rows], self.energy_j[rows], self.share[rows], windows, used)
+
+
+def enumerable(fleet: Fleet, version: int) -> bool:
+    joining = int(fleet.by_version[version].can_join.sum())
+    return bool((fleet.problem.parts + 1) ** min(joining, 64) - 1 <= ENUMERATION_LIMIT)
+
+
+def rate_rows(fleet: Fleet, version: int, used: Floats) -> tuple[Floats, Floats, Floats]:
+    """Length, energy and share of a round for each row of samples used ([row, node])."""
+    costs = fleet.by_version[version]
+    member = used > 0
+    times = np.where(member, costs.fixed_s + costs.sample_s * used, 0.0)
+    slowest = times.max(axis=1)
+    idle = np.where(member, fleet.idle_w * (slowest[:, None] - times), 0.0)
+    joules = np.where(member, costs.fixed_j + costs.sample_j * used, 0.0)
+    energy = (joules + idle).sum(axis=1) + fleet.problem.overhead_j
+    return slowest + fleet.problem.overhead_s, energy, fleet.shares(used)
+
+
+def enumerate_options(fleet: Fleet, version: int) -> Options:
+    """Every node set with every number of parts, without those that another beats at all times."""
+    joining = np.flatnonzero(fleet.by_version[version].can_join)
+    base = fleet.problem.parts + 1
+    count = base ** len(joining) - 1
+    codes = np.arange(1, count + 1)
+    used = np.zeros((count, len(fleet.samples)))
+    for place, node in enumerate(joining):
+        digit = (codes // base**place) % base
+        used[:, node] = np.concatenate([[0], fleet.levels[node]])[digit]
+    time_s, energy_j, share = rate_rows(fleet, version, used)
+    windows = window_patterns(fleet, used > 0)
+    rows = prune(time_s, energy_j, share, windows)
+    kept = used[rows].astype(np.int64)
+
+    def members(row: int) -> dict[int, int]:
+        return {int(i): int(kept[row, i]) for i in np.flatnonzero(kept[row])}
+
+    return Options(time_s[rows], energy_j[rows], share[rows], tuple(windows[r] for r in rows), members)
+
+
+def window_patterns(fleet: Fleet, member: NDArray[np.bool_]) -> list[tuple[Window, ...] | None]:
+    """For each row of members, the stretches of time in which all of them are there."""
+    if fleet.always_available:
+        return [None] * len(member)
+    kinds: dict[tuple[Window, ...] | None, int] = {}
+    kind_of = np.array([kinds.setdefault(n.available, len(kinds)) for n in fleet.problem.nodes])
+    first = [int(np.flatnonzero(kind_of == k)[0]) for k in range(len(kinds))]
+    present = np.stack([member[:, kind_of == k].any(axis=1) for k in range(len(kinds))], axis=1)
+    known: dict[bytes, tuple[Window, ...] | None] = {}
+    patterns = []
+    for row in present:
+        key = row.tobytes()
+        if key not in known:
+            known[key] = fleet.common_windows([first[k] for k in np.flatnonzero(row)])
+        patterns.append(known[key])
+    return patterns
+
+
+def prune(
+    time_s: Floats, energy_j: Floats, share: Floats, windows: Sequence[tuple[Window, ...] | None]
+) -> Ints:
+    """Rows that no other row beats. Only rows with the same windows are compared: a dominated set may
+    be the only one that is open."""
+    groups: dict[tuple[Window, ...] | None, list[int]] = {}
+    for row, pattern in enumerate(windows):
+        if pattern is None or pattern:
+            groups.setdefault(pattern, []).append(row)
+    kept = []
+    for rows in groups.values():
+        index = np.array(rows, dtype=np.int64)
+        kept.append(index[undominated(time_s[index], energy_j[index], -share[index])])
+    return np.sort(np.concatenate(kept)) if kept else np.zeros(0, dtype=np.int64)

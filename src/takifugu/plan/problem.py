@@ -1,0 +1,146 @@
+"""The problem, as plain frozen data. Reading it from files is `files.py`'s business."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from takifugu.plan.curves import Curve
+
+Window = tuple[float, float]
+
+SLACK = 1e-9
+"""Limits hold within this relative amount."""
+
+
+def at_most(limit: float) -> float:
+    """The largest value that still counts as within the limit."""
+    return limit + SLACK * abs(limit)
+
+
+@dataclass(frozen=True)
+class Version:
+    name: str
+    train_flops_per_sample: float
+    payload_bytes: float
+    curve: Curve
+    memory_bytes: float | None = None
+    structure: str | None = None
+    source: str | None = None
+    curve_samples: tuple[Curve, ...] = ()
+    """The curve with its parameters drawn from their uncertainty, joint across versions by index."""
+
+
+@dataclass(frozen=True)
+class Switch:
+    source: str
+    target: str
+    time_s: float
+    energy_j: float
+    loss_jump: float
+
+
+@dataclass(frozen=True)
+class Node:
+    name: str
+    flops_per_s: float
+    joules_per_flop: float
+    up_bytes_per_s: float
+    down_bytes_per_s: float
+    latency_s: float
+    joules_per_byte: float
+    samples: int
+    idle_watts: float = 0.0
+    memory_bytes: float | None = None
+    samples_per_s: Mapping[str, float] = field(default_factory=dict)
+    joules_per_sample: Mapping[str, float] = field(default_factory=dict)
+    labels: tuple[int, ...] | None = None
+    available: tuple[Window, ...] | None = None
+    source: str | None = None
+
+    def can_hold(self, version: Version) -> bool:
+        if self.memory_bytes is None or version.memory_bytes is None:
+            return True
+        return self.memory_bytes >= version.memory_bytes * (1 - SLACK)
+
+    def transfer_s(self, version: Version) -> float:
+        payload = version.payload_bytes
+        return payload / self.down_bytes_per_s + payload / self.up_bytes_per_s + 2.0 * self.latency_s
+
+    def sample_s(self, version: Version) -> float:
+        measured = self.samples_per_s.get(version.name)
+        return 1.0 / measured if measured else version.train_flops_per_sample / self.flops_per_s
+
+    def transfer_j(self, version: Version) -> float:
+        return 2.0 * version.payload_bytes * self.joules_per_byte
+
+    def sample_j(self, version: Version) -> float:
+        measured = self.joules_per_sample.get(version.name)
+        return measured if measured is not None else version.train_flops_per_sample * self.joules_per_flop
+
+
+@dataclass(frozen=True)
+class Problem:
+    target_loss: float
+    deadline_s: float
+    start_version: str
+    start_loss: float
+    versions: tuple[Version, ...]
+    nodes: tuple[Node, ...]
+    switches: tuple[Switch, ...] = ()
+    max_rounds: int | None = None
+    start_time_s: float = 0.0
+    overhead_s: float = 0.0
+    overhead_j: float = 0.0
+    parts: int = 1
+    label_weight: float = 0.0
+    workload: Mapping[str, Any] | None = None
+
+    @classmethod
+    def load(cls, path: str | Path) -> Problem:
+        """Reads a TOML (or JSON) problem file; every mistake in it is reported at once."""
+        from takifugu.plan.files import load
+
+        return load(path)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Problem:
+        from takifugu.plan.files import from_dict
+
+        return from_dict(data)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The canonical form: defaults written out, nodes inline, what is absent left out."""
+        from takifugu.plan.files import to_dict
+
+        return to_dict(self)
+
+    @cached_property
+    def sha256(self) -> str:
+        text = json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    @cached_property
+    def total_samples(self) -> int:
+        return sum(node.samples for node in self.nodes)
+
+    @cached_property
+    def version_index(self) -> dict[str, int]:
+        return {version.name: index for index, version in enumerate(self.versions)}
+
+    @cached_property
+    def loss_limit(self) -> float:
+        return at_most(self.target_loss)
+
+    @cached_property
+    def time_limit(self) -> float:
+        return at_most(self.deadline_s)
+
+    @property
+    def met_at_start(self) -> bool:
+        return self.start_loss <= self.loss_limit

@@ -1,0 +1,220 @@
+"""The relaxation of node sets that lower bounds rest on: nodes may take part in fractions.
+
+For a round no longer than a threshold T, the energy needed for an effective share of at least q is
+bounded from below by a fractional knapsack. Labels enter through fixed multipliers z in [-1, 1] per
+label: q is at most the sum of s_i(z) = s_i * (1 - w/2 * sum_c z_c (mix_ic - fleet_c)), for every z.
+The proofs are in docs/decisions/101-lower-bound.md and 102-node-sets.md; names follow them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import linprog
+
+from takifugu.plan.curves import Floats
+from takifugu.plan.fleet import Fleet
+from takifugu.plan.options import Options
+
+THRESHOLDS = 192
+"""Most round-time thresholds per version; more are merged, which loosens the bound a little."""
+
+SHARES = 320
+"""Points of the grid of effective shares."""
+
+
+def share_grid(fleet: Fleet) -> Floats:
+    """Dense near 1, where the last and dearest nodes come in, and geometric towards the smallest share."""
+    least = float(fleet.levels[:, 0].min()) / fleet.total
+    if fleet.mix is not None:
+        least *= 1.0 - fleet.problem.label_weight * 0.999
+    even = np.linspace(0.0, 1.0, SHARES * 5 // 8 + 1)[1:]
+    return np.unique(np.concatenate([even, np.geomspace(min(max(least, 1e-5), 0.5), 1.0, SHARES * 3 // 8)]))
+
+
+def label_multipliers(
+    fleet: Fleet, versions: list[int], levels: tuple[float, ...] = (0.3, 0.6, 0.9)
+) -> Floats:
+    """Good multipliers z (any would be valid): the duals of a few linear programs, and z = 0."""
+    if fleet.mix is None:
+        return np.zeros((1, 1))
+    weight, labels = fleet.problem.label_weight, fleet.mix.shape[1]
+    found = [np.zeros(labels)]
+    for version in versions:
+        costs = fleet.by_version[version]
+        who = np.flatnonzero(costs.can_join)
+        if not len(who):
+            continue
+        size = fleet.samples[who] / fleet.total
+        joules = costs.fixed_j[who] + costs.sample_j[who] * fleet.samples[who]
+        scale = float(joules.max()) or 1.0
+        lean = ((fleet.mix[who] - fleet.fleet_mix) * size[:, None]).T  # [label, node]
+        eye = np.eye(labels)
+        # min energy; rows: q >= level, and d_c >= +-(u_c - fleet_c * u)
+        rows = np.vstack(
+            [
+                np.concatenate([-size, np.full(labels, 0.5 * weight)]),
+                np.hstack([lean, -eye]),
+                np.hstack([-lean, -eye]),
+            ]
+        )
+        price = np.concatenate([joules / scale, np.zeros(labels)])
+        bounds = [(0.0, 1.0)] * len(who) + [(0.0, None)] * labels
+        for level in levels:
+            limit = np.concatenate([[-level], np.zeros(2 * labels)])
+            answer = linprog(price, A_ub=rows, b_ub=limit, bounds=bounds, method="highs")
+            if answer.status != 0:
+                continue
+            dual = -np.asarray(answer.ineqlin.marginals)
+            if dual[0] > 1e-12:
+                z = (dual[1 : labels + 1] - dual[labels + 1 :]) / (0.5 * weight * dual[0])
+                found.append(np.clip(z, -1.0, 1.0))
+    return np.unique(np.round(np.array(found), 6), axis=0)
+
+
+@dataclass(frozen=True)
+class Offers:
+    """Optimistic rounds of one version: what no achievable round can beat.
+
+    `tangent_j[j, g]` is a lower bound, extended along the tangent from the grid point before, of the
+    energy of a round that takes `time_s[j]` and gives `share[g]`; `left_j[j, g]` bounds every round with a
+    share between grid points g-1 and g. Overheads are included; infinity: out of reach.
+    """
+
+    time_s: Floats
+    share: Floats
+    tangent_j: Floats
+    left_j: Floats
+    exact: bool
+    """Whether the rows are complete achievable rounds (one time per row, no grid)."""
+
+    def sketch(self) -> Offers:
+        """A few of the offers: no bound, but quick, for finding good prices."""
+        if self.exact:
+            return self
+        t, s = self.time_s[::-3][::-1], self.share[::-3][::-1]
+        return Offers(
+            t, s, self.tangent_j[::-3, ::-3][::-1, ::-1], self.left_j[::-3, ::-3][::-1, ::-1], False
+        )
+
+    def price(self, per_second: float, per_round: float, convex: bool) -> tuple[Floats, Floats]:
+        """Least cost at each share under prices of time and rounds; only offers that can matter.
+
+        An offer matters only if no offer with at least its share costs at most as much per share:
+        the speed of a curve is share times something that never falls with the share.
+        """
+        if self.exact:
+            cost = self.tangent_j[:, 0] + per_second * self.time_s + per_round
+        else:
+            timed = per_second * self.time_s[:, None]
+            cost = (self.tangent_j + timed).min(axis=0) + per_round
+            if not convex:
+                left = (self.left_j + timed).min(axis=0) + per_round
+                # Below the first grid point the tangent from nothing is the bound already.
+                cost[1:] = np.minimum(cost[1:], left[1:] * self.share[1:] / self.share[:-1])
+        order = np.argsort(-self.share, kind="stable")
+        ratio = cost[order] / self.share[order]
+        best = np.minimum.accumulate(np.concatenate([[np.inf], ratio[:-1]]))
+        keep = order[ratio < best]
+        return cost[keep], self.share[keep]
+
+    def steps(self) -> Floats:
+        """Upper ends of coarse intervals of shares, for bounds on one whole round."""
+        top = float(self.share.max())
+        even = np.linspace(0.0, top, 49)[1:]
+        return np.unique(np.concatenate([even, np.geomspace(max(top * 1e-3, 1e-9), top, 24)]))
+
+    def whole_round(self, per_second: float, per_round: float, energy: float) -> Floats:
+        """For each interval that ends at one of `steps()`: less than any round with a share in it costs."""
+        ends = self.steps()
+        starts = np.concatenate([[0.0], ends[:-1]])
+        if self.exact:
+            cost = energy * self.tangent_j[:, 0] + per_second * self.time_s
+            place = np.searchsorted(ends, self.share * (1 - 1e-12))
+            least = np.full(len(ends), np.inf)
+            np.minimum.at(least, np.minimum(place, len(ends) - 1), cost)
+            return least + per_round
+        # Column g of `left_j` bounds all rounds with a share above grid point g-1.
+        column = np.minimum(np.searchsorted(self.share, starts, side="right"), len(self.share) - 1)
+        left = self.left_j[:, column]
+        if energy == 0.0:
+            left = np.where(np.isinf(left), np.inf, 0.0)
+        cost = left + per_second * self.time_s[:, None]
+        return np.asarray(cost.min(axis=0)) + per_round
+
+
+def exact_offers(options: Options) -> Offers:
+    """When the options are complete, they are their own best relaxation."""
+    energy = options.energy_j[:, None]
+    return Offers(options.time_s, options.share, energy, energy, exact=True)
+
+
+def relaxed_offers(fleet: Fleet, version: int, multipliers: Floats, shares: Floats) -> Offers | None:
+    """Fractional knapsacks for a ladder of round-time thresholds. Nothing, if no node can join."""
+    costs = fleet.by_version[version]
+    who = np.flatnonzero(costs.can_join)
+    if not len(who):
+        return None
+    fixed_s, sample_s = costs.fixed_s[who, None], costs.sample_s[who, None]
+    levels = fleet.levels[who].astype(float)
+    level_s = fixed_s + sample_s * levels
+    lows, highs = _ladder(level_s.ravel())
+    weights = effective_weights(fleet, multipliers)[:, who]  # [z, node], per sample and over Q
+    tangent = np.zeros((len(lows), len(shares)))
+    left = np.zeros_like(tangent)
+    for row, (low, high) in enumerate(zip(lows, highs, strict=True)):
+        fitting = (level_s <= high).sum(axis=1)
+        inside = np.flatnonzero(fitting)
+        amount = levels[inside, fitting[inside] - 1]
+        taken_s = level_s[inside, fitting[inside] - 1]
+        idle = fleet.idle_w[who[inside]] * np.maximum(low - taken_s, 0.0)
+        joules = costs.fixed_j[who[inside]] + costs.sample_j[who[inside]] * amount + idle
+        for z in weights:
+            _knapsack(joules, z[inside] * amount, shares, tangent[row], left[row])
+    problem = fleet.problem
+    return Offers(
+        lows + problem.overhead_s,
+        shares,
+        tangent + problem.overhead_j,
+        left + problem.overhead_j,
+        exact=False,
+    )
+
+
+def _ladder(times: Floats) -> tuple[Floats, Floats]:
+    """Thresholds [low, high]: a round whose slowest member lies in between is charged `low` and may use
+    every node that is done by `high`. With few distinct times the two are equal and nothing is lost."""
+    distinct = np.unique(times)
+    if len(distinct) <= THRESHOLDS:
+        return distinct, distinct
+    cuts = np.unique(np.linspace(0, len(distinct), THRESHOLDS + 1).astype(int))
+    return distinct[cuts[:-1]], distinct[cuts[1:] - 1]
+
+
+def _knapsack(joules: Floats, worth: Floats, shares: Floats, tangent: Floats, left: Floats) -> None:
+    """Raises the two rows of bounds by one fractional knapsack (the largest bound over z counts)."""
+    order = np.argsort(joules / worth, kind="stable")
+    reach = np.concatenate([[0.0], np.cumsum(worth[order])])
+    spent = np.concatenate([[0.0], np.cumsum(joules[order])])
+    before = np.concatenate([[0.0], shares[:-1]])
+    slope = np.append(joules[order] / worth[order], np.inf)
+    at = np.searchsorted(reach, before, side="right") - 1
+    here = spent[at] + (before - reach[at]) * np.where(np.isinf(slope[at]), 0.0, slope[at])
+    with np.errstate(invalid="ignore"):
+        there = here + slope[at] * (shares - before)
+    # A share just above the last reach is rounding, not impossibility.
+    unreachable = before >= reach[-1] * (1 - 1e-12)
+    there[unreachable] = np.inf
+    here = np.where(unreachable, np.inf, here)
+    np.maximum(tangent, there, out=tangent)
+    np.maximum(left, here, out=left)
+
+
+def effective_weights(fleet: Fleet, multipliers: Floats) -> Floats:
+    """[z, node]: the most effective share that one sample of a node can add, for each multiplier."""
+    count = len(fleet.samples)
+    if fleet.mix is None:
+        return np.full((1, count), 1.0 / fleet.total)
+    lean = fleet.mix - fleet.fleet_mix
+    return np.asarray((1.0 - 0.5 * fleet.problem.label_weight * (multipliers @ lean.T)) / fleet.total)

@@ -1,0 +1,93 @@
+"""What `takifugu plan` prints: the plan as a table and a timeline, its reasons, and the baselines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from takifugu.plan.baselines import run_baselines
+from takifugu.plan.explanation import stretches, switch_reasons, timeline
+from takifugu.plan.fleet import Fleet
+from takifugu.plan.problem import Problem
+from takifugu.plan.sensitivity import savings
+from takifugu.plan.solve import Result, solve
+
+
+def summary(result: Result) -> Iterator[str]:
+    plan = result.plan
+    if plan is None:
+        yield f"status: {result.status}"
+        yield from (f"  - {reason}" for reason in result.reasons)
+        if result.best_loss_by_deadline is not None:
+            yield f"best loss by the deadline: {result.best_loss_by_deadline:.6g}"
+        if result.earliest_time_to_loss_s is not None:
+            yield f"earliest time to the loss: {result.earliest_time_to_loss_s:.6g} s"
+        return
+    gap = "unknown" if result.gap is None else f"{result.gap * 100:.3g}%"
+    bound = "unknown" if result.lower_bound_j is None else f"{result.lower_bound_j:,.6g} J"
+    yield f"status: {result.status}    energy: {plan.energy_j:,.6g} J    lower bound: {bound}    gap: {gap}"
+    problem = result.problem
+    yield (
+        f"time: {plan.time_s:,.6g} s of {problem.deadline_s:,.6g} s    loss: {plan.loss:.6g} "
+        f"(target {problem.target_loss:g})    rounds: {len(plan.rounds)}"
+    )
+
+
+def table(result: Result) -> Iterator[str]:
+    plan = result.plan
+    if plan is None or not plan.rounds:
+        return
+    head = ("rounds", "version", "nodes", "samples", "from s", "to s", "energy J", "loss")
+    rows = [
+        (
+            f"{s.first}" if s.first == s.last else f"{s.first}-{s.last}",
+            s.version,
+            f"{s.nodes}",
+            f"{s.samples}",
+            f"{s.start_s:.1f}",
+            f"{s.end_s:.1f}",
+            f"{s.energy_j:.1f}",
+            f"{s.loss:.4f}",
+        )
+        for s in stretches(plan)
+    ]
+    widths = [max(len(r[i]) for r in (head, *rows)) for i in range(len(head))]
+    for row in (head, *rows):
+        yield "  ".join(
+            c.ljust(w) if i == 1 else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))
+        )
+
+
+def explanation(result: Result, effort_s: float | None = None) -> Iterator[str]:
+    """Everything: table, timeline, switches, sensitivity and baselines."""
+    plan, problem = result.plan, result.problem
+    if plan is None or not plan.rounds:
+        return
+    yield ""
+    yield from table(result)
+    yield ""
+    yield from timeline(problem, plan)
+    reasons = list(switch_reasons(problem, plan, Fleet.of(problem)))
+    if reasons:
+        yield ""
+        yield "why it switches when it does"
+        yield from (f"  {reason}" for reason in reasons)
+    yield ""
+    yield "what a looser limit would save (least energy found, within the tolerance)"
+    tolerance = max(result.gap or 0.0, 0.01)
+
+    def energy_of(changed: Problem) -> float | None:
+        return solve(changed, tolerance, effort_s, thorough=False).energy_j
+
+    for row in savings(problem, plan.energy_j, energy_of):
+        share = 100 * row.saved_j / plan.energy_j if plan.energy_j else 0.0
+        yield f"  {row.change}: {row.saved_j:,.4g} J ({share:.2f}%)"
+    yield ""
+    yield "baselines (our own choice, on the same problem)"
+    found = run_baselines(problem)
+    longest = max(map(len, found))
+    for name, other in found.items():
+        if other is None:
+            yield f"  {name:<{longest}}  misses a limit"
+        else:
+            times = other.energy_j / plan.energy_j if plan.energy_j else 1.0
+            yield f"  {name:<{longest}}  {other.energy_j:,.6g} J  {times:.2f}x"

@@ -1,0 +1,120 @@
+"""Plans that hold up under uncertain curves: the loss is reached in a given share of the samples.
+
+A problem's versions may carry curves drawn from their uncertainty, joint by index: sample j is one
+possible world. A plan counts in a world if it reaches the target there (time and energy do not depend on
+the curves). Candidates are plans for single worlds, hard ones first, and plans for the nominal curves with
+a tightened target; the cheapest that holds in enough worlds wins.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from takifugu.errors import UsageError
+from takifugu.plan.plan import Plan, replay
+from takifugu.plan.problem import Problem
+from takifugu.plan.solve import OPTIMAL_GAP, Result, Solver, solve
+
+_TRIES = 12
+
+
+def worlds(problem: Problem) -> list[Problem]:
+    """One problem per sample; versions without samples keep their curve."""
+    count = max((len(v.curve_samples) for v in problem.versions), default=0)
+    return [
+        replace(
+            problem,
+            versions=tuple(
+                replace(v, curve=v.curve_samples[j], curve_samples=()) if v.curve_samples else v
+                for v in problem.versions
+            ),
+        )
+        for j in range(count)
+    ]
+
+
+def share_reached(plan: Plan, possible: list[Problem]) -> float:
+    """In which share of the worlds the plan's decisions reach the target."""
+    losses = [replay(world, plan.decisions) for world in possible]
+    return float(
+        np.mean([p is not None and p.loss <= w.loss_limit for p, w in zip(losses, possible, strict=True)])
+    )
+
+
+def solve_robust(
+    problem: Problem,
+    confidence: float,
+    tolerance: float = 0.01,
+    time_limit_s: float | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> Result:
+    """The cheapest plan found whose loss is reached in at least `confidence` of the samples.
+
+    The lower bound is proven: a plan that holds in k of n worlds costs at least the k-th smallest of the
+    worlds' own lower bounds.
+    """
+    if not 0.0 < confidence <= 1.0:
+        raise UsageError(f"--confidence {confidence:g} is not in (0, 1]; 0.9 asks for nine samples in ten")
+    possible = worlds(problem)
+    if not possible:
+        raise UsageError("--confidence needs curve samples; add versions.curve.samples, or leave it out")
+    say = progress or (lambda _: None)
+    needed = math.ceil(confidence * len(possible) - 1e-9)
+    each = None if time_limit_s is None else time_limit_s / (2 * len(possible) + _TRIES)
+    bounds: list[float] = []
+    best: Plan | None = None
+    best_share = 0.0
+
+    def consider(plan: Plan | None) -> float:
+        nonlocal best, best_share
+        if plan is None:
+            return 0.0
+        share = share_reached(plan, possible)
+        if share * len(possible) >= needed - 1e-9 and (best is None or plan.energy_j < best.energy_j):
+            best, best_share = plan, share
+        return share
+
+    interrupted = False
+    impossible = 0
+    try:
+        for world in possible:
+            found = solve(world, tolerance, each, explain_infeasible=False, thorough=False)
+            impossible += found.status == "infeasible"
+            bounds.append(np.inf if found.status == "infeasible" else found.lower_bound_j or 0.0)
+            consider(found.plan)
+        say(f"{len(possible)} samples planned, {impossible} of them infeasible")
+        easy, hard = 0.0, problem.start_loss - problem.target_loss
+        for _ in range(_TRIES):
+            # The nominal plan for a tighter target holds in more worlds: find how tight it must be.
+            margin = (
+                0.5 * (easy + hard) if hard < problem.start_loss - problem.target_loss else hard / 16 + easy
+            )
+            tighter = replace(problem, target_loss=problem.target_loss - margin)
+            found = solve(tighter, tolerance, each, explain_infeasible=False, thorough=False)
+            enough = found.plan is None or consider(found.plan) * len(possible) >= needed - 1e-9
+            easy, hard = (easy, margin) if enough else (margin, hard)
+            if hard - easy < 1e-4 * max(abs(problem.target_loss), 1e-9):
+                break
+    except KeyboardInterrupt:
+        interrupted = True
+    stats = {"share": best_share, "interrupted": interrupted, "worlds": len(possible)}
+    ordered = sorted(bounds)
+    bound = ordered[needed - 1] if len(ordered) == len(possible) else 0.0
+    if len(possible) - impossible < needed and not interrupted:
+        reason = f"the target is out of reach in {impossible} of {len(possible)} samples"
+        return Result("infeasible", None, None, problem, "robust", (reason,), stats=stats)
+    if best is None:
+        return Result("unknown", None, None, problem, "robust", stats=stats)
+    nominal = replay(problem, best.decisions)
+    assert nominal is not None
+    bound = min(bound, best.energy_j)
+    gap = (best.energy_j - bound) / best.energy_j if best.energy_j else 0.0
+    status = "optimal" if gap <= OPTIMAL_GAP else "within_tolerance" if gap <= tolerance else "feasible"
+    return Result(status, nominal, bound, problem, "robust", stats=stats)
+
+
+__all__ = ["Solver", "share_reached", "solve_robust", "worlds"]

@@ -1,0 +1,350 @@
+"""One call from a problem to a plan with a certificate: the least energy found, and a proven bound below it.
+
+The way there is a ladder, cheap rungs first, and it stops as soon as the gap is small enough: prices and
+the continuous bound; sweeps of growing width over growing families of node sets; on small fleets, where
+all node sets can be listed, the exact search. No rung looks at the clock except to stop at a time limit,
+so the same problem gives the same plan.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from takifugu.errors import UsageError
+from takifugu.plan import families, relaxation
+from takifugu.plan.bounds import Dual, best_dual
+from takifugu.plan.curves import Floats
+from takifugu.plan.fleet import Fleet
+from takifugu.plan.options import Options, enumerable, enumerate_options
+from takifugu.plan.plan import FORMAT, Decision, Plan, meets_limits, replay
+from takifugu.plan.polish import polish
+from takifugu.plan.potentials import Landscape
+from takifugu.plan.problem import Problem
+from takifugu.plan.reach import Reach, Reached, fastest
+from takifugu.plan.search import OutOfTime, Search
+from takifugu.plan.sweep import Sweep
+
+OPTIMAL_GAP = 1e-9
+SMALL_ROWS = 20_000
+"""Most rows (node sets, all versions) for which the exact search is tried first."""
+
+
+@dataclass(frozen=True)
+class Result:
+    status: str
+    """optimal, within_tolerance, feasible, infeasible or unknown"""
+    plan: Plan | None
+    lower_bound_j: float | None
+    problem: Problem
+    solver: str
+    reasons: tuple[str, ...] = ()
+    best_loss_by_deadline: float | None = None
+    earliest_time_to_loss_s: float | None = None
+    stats: dict[str, Any] = field(default_factory=dict, compare=False)
+    """How much work it was; never part of the plan file."""
+
+    @property
+    def energy_j(self) -> float | None:
+        return None if self.plan is None else self.plan.energy_j
+
+    @property
+    def gap(self) -> float | None:
+        if self.plan is None or self.lower_bound_j is None:
+            return None
+        if not self.plan.rounds or self.plan.energy_j <= 0:
+            return 0.0
+        return (self.plan.energy_j - self.lower_bound_j) / self.plan.energy_j
+
+    def to_dict(self) -> dict[str, Any]:
+        """The plan file: no timestamps, no timings."""
+        plan = self.plan
+        data: dict[str, Any] = {
+            "format": FORMAT,
+            "status": self.status,
+            "energy_j": self.energy_j,
+            "lower_bound_j": self.lower_bound_j,
+            "gap": self.gap,
+            "time_s": None if plan is None else plan.time_s,
+            "loss": None if plan is None else plan.loss,
+            "solver": self.solver,
+            "rounds": [] if plan is None else [r.to_dict() for r in plan.rounds],
+        }
+        if self.status == "infeasible":
+            data["reasons"] = list(self.reasons)
+            data["best_loss_by_deadline"] = self.best_loss_by_deadline
+            data["earliest_time_to_loss_s"] = self.earliest_time_to_loss_s
+        return {**data, "problem": self.problem.to_dict(), "problem_sha256": self.problem.sha256}
+
+
+def solve(
+    problem: Problem,
+    tolerance: float = 0.01,
+    time_limit_s: float | None = None,
+    progress: Callable[[str], None] | None = None,
+    explain_infeasible: bool = True,
+    thorough: bool = True,
+) -> Result:
+    """The least-energy plan within the tolerance, or the proof that there is none.
+
+    At the time limit, or on Ctrl-C (then `stats["interrupted"]` is set), the best plan so far is returned
+    with its honest gap. `thorough=False` stops after the first rungs, whatever the gap.
+    """
+    if not 0.0 <= tolerance < 1.0:
+        raise UsageError(f"tolerance {tolerance:g} is not between 0 and 1; 0.01 asks for one percent")
+    if problem.met_at_start:
+        empty = Plan((), 0.0, problem.start_time_s, problem.start_loss)
+        return Result("optimal", empty, 0.0, problem, "start")
+    solver = Solver(problem, tolerance, time_limit_s, progress or (lambda _: None))
+    solver.thorough = thorough
+    return solver.run(explain_infeasible)
+
+
+class Solver:
+    """The state of one solve: what is known so far, and the parts that rungs share."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        tolerance: float,
+        time_limit_s: float | None,
+        progress: Callable[[str], None],
+    ) -> None:
+        self.problem = problem
+        self.tolerance = tolerance
+        self.say = progress
+        self._ends = np.inf if time_limit_s is None else time.monotonic() + time_limit_s
+        self.plan: Plan | None = None
+        self.bound_j = 0.0
+        self.rungs: list[str] = []
+        self.infeasible = False
+        self.thorough = True
+        self.reached: Reached | None = None
+
+    def check(self) -> None:
+        if time.monotonic() > self._ends:
+            raise OutOfTime
+
+    # What rungs share, made when first needed.
+
+    @cached_property
+    def fleet(self) -> Fleet:
+        return Fleet.of(self.problem)
+
+    @cached_property
+    def versions(self) -> range:
+        return range(len(self.problem.versions))
+
+    @cached_property
+    def complete(self) -> bool:
+        """Whether all node sets of all versions can be listed."""
+        return all(enumerable(self.fleet, v) for v in self.versions)
+
+    @cached_property
+    def all_options(self) -> list[Options | None]:
+        options = [enumerate_options(self.fleet, v) for v in self.versions]
+        return [o if len(o) else None for o in options]
+
+    @cached_property
+    def multipliers(self) -> Floats:
+        picked = sorted({0, len(self.versions) // 2, len(self.versions) - 1})
+        return relaxation.label_multipliers(self.fleet, picked)
+
+    @cached_property
+    def offers(self) -> list[relaxation.Offers | None]:
+        if self.complete:
+            return [None if o is None else relaxation.exact_offers(o) for o in self.all_options]
+        grid = relaxation.share_grid(self.fleet)
+        return [relaxation.relaxed_offers(self.fleet, v, self.multipliers, grid) for v in self.versions]
+
+    @cached_property
+    def dual(self) -> Dual:
+        coarse = Landscape.of(self.problem, [o and o.sketch() for o in self.offers], 120)
+        fine = Landscape.of(self.problem, self.offers, 500)
+        return best_dual(coarse, fine)
+
+    @cached_property
+    def families(self) -> list[families.Family | None]:
+        return [families.prefixes(self.fleet, v, self.multipliers) for v in self.versions]
+
+    def family_options(self, bins: int) -> list[Options | None]:
+        """A thinned family: the more bins, the more node sets."""
+        prices = self.dual.prices
+        unit = self.dual.bound_j / max(self.problem.deadline_s, 1e-9)
+        times = (
+            [f * prices.per_second for f in (0.7, 1.0, 1.4, 8.0)] if prices.per_second else [0.0, unit * 5]
+        )
+        options: list[Options | None] = []
+        for family in self.families:
+            if family is None:
+                options.append(None)
+                continue
+            rows = families.thin(family, times, prices.per_round, bins)
+            options.append(families.family_options(self.fleet, family, rows))
+        return options
+
+    def quick_options(self) -> list[Options | None]:
+        """For speed alone: at each round time the sets with the most effective data."""
+        found: list[Options | None] = []
+        for family in self.families:
+            if family is None:
+                found.append(None)
+                continue
+            order = np.lexsort((-family.share, family.time_s))
+            before = np.maximum.accumulate(np.concatenate([[-1.0], family.share[order][:-1]]))
+            rows = order[family.share[order] > before]
+            if not self.fleet.always_available:
+                rows = np.unique(np.concatenate([rows, families.thin(family, [0.0, 1e9], 0.0, 20)]))
+            found.append(families.family_options(self.fleet, family, rows))
+        return found
+
+    # Rungs.
+
+    def run(self, explain_infeasible: bool = True) -> Result:
+        interrupted = cut = False
+        try:
+            self._ladder()
+        except OutOfTime:
+            cut = True
+        except KeyboardInterrupt:
+            interrupted = True
+        result = self._result(cut or interrupted)
+        if result.status == "infeasible" and explain_infeasible and not interrupted:
+            from takifugu.plan.infeasible import explained
+
+            result = explained(self, result)
+        result.stats.update(interrupted=interrupted, cut=cut)
+        return result
+
+    def _ladder(self) -> None:
+        self.check()
+        if self._hopeless():
+            self.infeasible = True
+            return
+        self._raise_bound(self.dual.bound_j, "continuous bound")
+        self.check()
+        if self.complete and sum(len(o) for o in self.all_options if o is not None) <= SMALL_ROWS:
+            self._sweeps(self.all_options, ((200, 6, 0.003),))
+            if self._good() or (self.plan is not None and not self.thorough):
+                return
+            if self._exact(3_000_000 if self.tolerance == 0.0 else 30_000):
+                return
+        self._sweeps(self.family_options(12), ((300, 8, 0.002), (300, 8, 0.02)))
+        if self.plan is None:
+            self._fast()
+            self._sweeps(self.family_options(12), ((300, 8, 0.1),))
+        if self._good() or (self.plan is not None and not self.thorough):
+            return
+        self._sweeps(self.family_options(40), ((500, 24, 0.001), (500, 24, 0.005), (500, 24, 0.05)))
+        if self._good():
+            return
+        self._sweeps(self.family_options(100), ((900, 64, 0.0005), (900, 64, 0.003)))
+        if self.plan is None and self.complete:
+            self._exact(3_000_000)
+
+    def _good(self) -> bool:
+        if self.plan is None:
+            return False
+        return self.plan.energy_j - self.bound_j <= self.tolerance * self.plan.energy_j + 1e-12
+
+    def _raise_bound(self, bound_j: float, rung: str) -> None:
+        if bound_j > self.bound_j:
+            self.bound_j = bound_j
+            self.rungs.append(rung)
+            self.say(f"{rung}: at least {bound_j:,.1f} J")
+
+    def _offer(self, decisions: tuple[Decision, ...], rung: str) -> None:
+        plan = replay(self.problem, decisions, self.fleet)
+        if plan is None or not meets_limits(self.problem, plan):
+            return
+        if self.plan is None or plan.energy_j < self.plan.energy_j:
+            self.plan = plan
+            self.rungs.append(rung)
+            self.say(f"{rung}: {plan.energy_j:,.1f} J in {len(plan.rounds)} rounds")
+
+    def _hopeless(self) -> bool:
+        """Proofs that need no search: even the relaxed fleet comes too late, or needs too many rounds."""
+        problem, guide = self.problem, self.dual.guide
+        if problem.start_time_s > problem.time_limit:
+            return True
+        start = problem.version_index[problem.start_version]
+        where = (np.array([problem.start_loss]), np.array([problem.start_time_s]))
+        return bool(guide.hopeless(start, *where, 0)[0])
+
+    def _sweeps(self, options: list[Options | None], rungs: tuple[tuple[int, int, float], ...]) -> None:
+        guide, prices = self.dual.guide, self.dual.prices
+        progress = next(p for p in guide.potentials if p.prices == prices)
+        for buckets, width, caution in rungs:
+            known = np.inf if self.plan is None else self.plan.energy_j
+            sweep = Sweep(self.problem, options, guide, progress, buckets, width, caution=caution)
+            sweep.known_j, sweep.check = known, self.check
+            try:
+                found = sweep.run()
+            except OutOfTime:
+                if sweep.found.decisions:
+                    self._offer(sweep.found.decisions, "sweep")
+                raise
+            if found.decisions:
+                self._offer(found.decisions, "sweep")
+                self._polish()
+            if self._good():
+                return
+
+    def _polish(self) -> None:
+        if self.plan is not None:
+            better = polish(self.problem, self.fleet, self.plan, self.check)
+            if better is not None:
+                self._offer(better.decisions, "polish")
+
+    def _fast(self) -> None:
+        """The quickest plan, where every cheap one ran out of time or rounds."""
+        options = self.all_options if self.complete else self.quick_options()
+        reach = Reach(
+            self.problem, [fastest(o) for o in options], self.dual.guide.least_time, check=self.check
+        )
+        self.reached = reach.run()
+        if self.reached.time_s <= self.problem.time_limit:
+            self._offer(self.reached.decisions, "quickest")
+
+    def _exact(self, max_labels: int) -> bool:
+        """The exact search; true if it proved what it had to."""
+        known = np.inf if self.plan is None else self.plan.energy_j
+        search = Search(self.problem, self.all_options, self.dual.guide, self.tolerance, max_labels, known)
+        search.check = self.check
+        try:
+            found = search.run()
+        except (OutOfTime, KeyboardInterrupt):
+            self._offer(search.found.decisions, "exact search")
+            raise
+        if found.decisions:
+            self._offer(found.decisions, "exact search")
+        if not found.complete:
+            return False
+        if self.plan is None:
+            self.infeasible = True
+            self.rungs.append("exact search")
+            return True
+        self._raise_bound(min(self.plan.energy_j, found.least_pruned_j), "exact search")
+        return True
+
+    def _result(self, cut: bool) -> Result:
+        rungs = " + ".join(dict.fromkeys(self.rungs)) or "none"
+        stats = {"rungs": tuple(self.rungs)}
+        if self.infeasible:
+            return Result("infeasible", None, None, self.problem, rungs, stats=stats)
+        if self.plan is None:
+            return Result("unknown", None, None, self.problem, rungs, stats=stats)
+        bound = min(self.bound_j, self.plan.energy_j)
+        gap = (self.plan.energy_j - bound) / self.plan.energy_j if self.plan.energy_j > 0 else 0.0
+        if gap <= OPTIMAL_GAP:
+            status = "optimal"
+        elif gap <= self.tolerance:
+            status = "within_tolerance"
+        else:
+            status = "feasible"
+        return Result(status, self.plan, bound, self.problem, rungs, stats=stats)

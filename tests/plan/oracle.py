@@ -1,0 +1,151 @@
+"""Complete enumeration, written from the formulas of the problem format alone. Imports no planner code."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+SLACK = 1e-9
+
+
+@dataclass
+class Move:
+    time: float
+    energy: float
+    share: float
+    windows: list[list[list[float]]]
+
+
+@dataclass
+class Truth:
+    energy: float = math.inf
+    best_loss: float = math.inf
+    states: int = 0
+
+
+def all_moves(problem: dict[str, Any], version: dict[str, Any]) -> list[Move]:
+    """Every set of nodes with every number of parts."""
+    parts = problem["data"].get("parts", 1)
+    weight = problem["data"].get("label_weight", 0.0)
+    nodes = problem["nodes"]
+    total = sum(n["samples"] for n in nodes)
+    moves = []
+    for pick in itertools.product(range(parts + 1), repeat=len(nodes)):
+        team = [(n, math.ceil(k * n["samples"] / parts)) for n, k in zip(nodes, pick, strict=True) if k]
+        if not team:
+            continue
+        need = version.get("memory_bytes", 0.0)
+        if any(n.get("memory_bytes", math.inf) < need for n, _ in team):
+            continue
+        seconds, joules = [], 0.0
+        for n, s in team:
+            speed = n.get("samples_per_s", {}).get(version["name"])
+            compute = s / speed if speed else version["train_flops_per_sample"] * s / n["flops_per_s"]
+            payload = version["payload_bytes"]
+            seconds.append(
+                compute + payload / n["down_bytes_per_s"] + payload / n["up_bytes_per_s"] + 2 * n["latency_s"]
+            )
+            each = n.get("joules_per_sample", {}).get(version["name"])
+            if each is None:
+                each = version["train_flops_per_sample"] * n["joules_per_flop"]
+            joules += each * s + 2 * payload * n["joules_per_byte"]
+        slowest = max(seconds)
+        joules += sum(
+            n.get("idle_watts", 0.0) * (slowest - t) for (n, _), t in zip(team, seconds, strict=True)
+        )
+        used = sum(s for _, s in team)
+        q = float(used)
+        if weight:
+            classes = len(nodes[0]["labels"])
+            fleet = [sum(n["labels"][c] for n in nodes) / total for c in range(classes)]
+            mine = [sum(s * n["labels"][c] / n["samples"] for n, s in team) / used for c in range(classes)]
+            q = used * (1 - weight * 0.5 * sum(abs(a - b) for a, b in zip(mine, fleet, strict=True)))
+        extra = problem.get("round", {})
+        moves.append(
+            Move(
+                slowest + extra.get("overhead_s", 0.0),
+                joules + extra.get("overhead_j", 0.0),
+                q / total,
+                [n["available"] for n, _ in team if "available" in n],
+            )
+        )
+    return moves
+
+
+def step(curve: dict[str, Any], loss: np.ndarray, share: float) -> np.ndarray:
+    a = curve["floor"]
+    if curve.get("data_gain", 0.0):
+        a += curve["data_gain"] * ((1 / share) ** curve.get("data_exponent", 0.5) - 1)
+    above = np.maximum(loss - a, 1e-300)
+    if curve["kind"] == "exponential":
+        new = a + above * math.exp(-curve["rate"] * share)
+    else:
+        s, c = curve["scale"], curve["exponent"]
+        with np.errstate(over="ignore"):
+            new = a + s * ((above / s) ** (-1 / c) + share) ** (-c)
+    return np.where(loss <= a, loss, new)
+
+
+def start_times(move: Move, ready: np.ndarray) -> np.ndarray:
+    """Tries `ready` and every opening; the first at which each member has a window for the whole round."""
+    best = np.full(len(ready), np.inf)
+    openings = sorted({a for member in move.windows for a, _ in member})
+    for candidate in [ready, *(np.maximum(ready, a) for a in openings)]:
+        fits = np.ones(len(ready), dtype=bool)
+        for member in move.windows:
+            inside = np.zeros(len(ready), dtype=bool)
+            for a, b in member:
+                inside |= (candidate >= a) & (candidate + move.time <= b + SLACK * abs(b))
+            fits &= inside
+        best = np.where(fits & (candidate < best), candidate, best)
+    return best
+
+
+def enumerate_plans(problem: dict[str, Any], most_states: float = 3e7) -> Truth:
+    """Every plan there is. No dominance, no bounds; only plans that are already dearer are left out."""
+    truth = Truth(best_loss=problem["start"]["loss"])
+    target = problem["target"]["loss"]
+    target += SLACK * abs(target)
+    deadline = problem["target"]["deadline_s"] * (1 + SLACK)
+    if problem["start"]["loss"] <= target:
+        truth.energy = 0.0
+        return truth
+    versions = problem["versions"]
+    names = [v["name"] for v in versions]
+    moves = [all_moves(problem, v) for v in versions]
+    ways = {(n, n): (0.0, 0.0, 0.0) for n in names}
+    for s in problem["switches"]:
+        ways[s["from"], s["to"]] = (s["time_s"], s["energy_j"], s["loss_jump"])
+    layer = {
+        problem["start"]["version"]: np.array(
+            [[0.0, problem["start"].get("time_s", 0.0), problem["start"]["loss"]]]
+        )
+    }
+    for _ in range(problem["target"].get("max_rounds", 10**6)):
+        following: dict[str, list[np.ndarray]] = {}
+        for (a, b), (seconds, joules, jump) in ways.items():
+            if a not in layer:
+                continue
+            energy, ready, loss = layer[a].T
+            for move in moves[names.index(b)]:
+                end = start_times(move, ready + seconds) + move.time
+                after = step(versions[names.index(b)]["curve"], loss + jump, move.share)
+                spent = energy + joules + move.energy
+                ok = end <= deadline
+                if ok.any():
+                    truth.best_loss = min(truth.best_loss, float(after[ok].min()))
+                done = ok & (after <= target)
+                if done.any():
+                    truth.energy = min(truth.energy, float(spent[done].min()))
+                going = ok & ~done & (spent < truth.energy)
+                following.setdefault(b, []).append(np.stack([spent[going], end[going], after[going]], axis=1))
+        layer = {n: np.concatenate(parts) for n, parts in following.items() if sum(map(len, parts))}
+        truth.states += sum(map(len, layer.values()))
+        assert truth.states <= most_states, "too large for complete enumeration"
+        if not layer:
+            break
+    return truth

@@ -1,0 +1,27 @@
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from takifugu.plan.dominance import undominated
+
+
+def by_definition(rows: list[tuple[int, int, int]]) -> list[int]:
+    def beats(i: int, j: int) -> bool:
+        le = all(x <= y for x, y in zip(rows[i], rows[j], strict=True))
+        return le and (rows[i] != rows[j] or i < j)
+
+    return [j for j in range(len(rows)) if not any(beats(i, j) for i in range(len(rows)) if i != j)]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6), st.integers(0, 6)), max_size=60))
+def test_matches_the_definition(rows: list[tuple[int, int, int]]) -> None:
+    columns = np.array(rows, dtype=float).reshape(-1, 3).T
+    assert undominated(*columns).tolist() == by_definition(rows)
+
+
+def test_large_inputs_take_the_sweep() -> None:
+    rng = np.random.default_rng(0)
+    rows = [tuple(r) for r in rng.integers(0, 40, (1500, 3)).tolist()]
+    columns = np.array(rows, dtype=float).T
+    assert undominated(*columns).tolist() == by_definition(rows)

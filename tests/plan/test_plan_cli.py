@@ -1,0 +1,104 @@
+"""`takifugu plan`, in-process: what goes where, and with which exit code."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from takifugu.cli import Exit, main
+from takifugu.plan.solve import Solver
+
+
+def test_plan_and_verify(example: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "plan.json"
+    assert main(["plan", str(example), "-o", str(out)]) == Exit.OK
+    said = capsys.readouterr()
+    for part in (
+        "status: within_tolerance",
+        "gap:",
+        "why it switches",
+        "one more minute",
+        "baselines",
+        "FedAvg-like",
+    ):
+        assert part in said.out
+    assert "wrote" in said.err
+    assert main(["plan", str(example), "--verify", str(out)]) == Exit.OK
+    assert capsys.readouterr().out.startswith("yes")
+    plan = json.loads(out.read_text())
+    plan["rounds"][0]["nodes"] = dict(list(plan["rounds"][0]["nodes"].items())[:1])
+    out.write_text(json.dumps(plan))
+    assert main(["plan", str(example), "--verify", str(out)]) == Exit.FAILED
+    assert capsys.readouterr().out.startswith("no")
+
+
+def test_json_is_the_plan_file(example: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "plan.json"
+    assert main(["plan", str(example), "--json", "-o", str(out)]) == Exit.OK
+    text = capsys.readouterr().out
+    assert text == out.read_text()
+    plan = json.loads(text)
+    assert plan["format"] == "takifugu.plan/1"
+    assert plan["gap"] == pytest.approx(1 - plan["lower_bound_j"] / plan["energy_j"])
+    assert main(["plan", str(example), "--json"]) == Exit.OK
+    assert capsys.readouterr().out == text  # byte for byte
+
+
+def test_infeasible_is_exit_3(example: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    short = tmp_path / "short.toml"
+    short.write_text(example.read_text().replace("deadline_s = 5400.0", "deadline_s = 900.0"))
+    assert main(["plan", str(short)]) == Exit.INFEASIBLE
+    said = capsys.readouterr().out
+    assert "status: infeasible" in said
+    assert "feasible with deadline +" in said
+    assert main(["plan", str(short), "--json"]) == Exit.INFEASIBLE
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["best_loss_by_deadline"] > 0.55
+    assert plan["reasons"]
+
+
+def test_time_out_without_plan_is_exit_1(example: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", str(example), "--time-limit", "0.000001"]) == Exit.FAILED
+    assert "status: unknown" in capsys.readouterr().out
+
+
+def test_bad_files_and_usage_are_exit_2(
+    example: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad = tmp_path / "bad.toml"
+    bad.write_text(
+        example.read_text().replace("loss = 2.30", 'loss = "high"').replace("parts = 1", "parts = 0")
+    )
+    assert main(["plan", str(bad)]) == Exit.USAGE
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "start.loss: must be a number, got 'high'" in said.err
+    assert "data.parts: must be greater than or equal to 1, got 0" in said.err
+    assert main(["plan"]) == Exit.USAGE
+    assert "no problem file given" in capsys.readouterr().err
+    assert main(["plan", str(example), "--verify", str(example)]) == Exit.USAGE
+    assert main(["plan", str(example), "--time-limit", "-1"]) == Exit.USAGE
+    assert main(["plan", str(example), "--nonsense"]) == Exit.USAGE
+
+
+def test_interrupted_is_exit_130_with_the_plan_saved(
+    example: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stop(self: Solver, max_labels: int) -> bool:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Solver, "_exact", stop)
+    monkeypatch.chdir(tmp_path)
+    assert main(["plan", str(example), "--tolerance", "0"]) == Exit.INTERRUPTED
+    saved = tmp_path / "plan.interrupted.json"
+    assert main(["plan", str(example), "--verify", str(saved)]) == Exit.OK
+
+
+def test_front_schema_and_confidence(example: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--schema"]) == Exit.OK
+    assert "properties" in json.loads(capsys.readouterr().out)
+    assert main(["plan", str(example), "--pareto", "--json", "--time-limit", "20"]) == Exit.OK
+    points = json.loads(capsys.readouterr().out)["points"]
+    assert len(points) >= 10
+    assert main(["plan", str(example), "--confidence", "1.0", "--brief"]) == Exit.OK
+    assert "reaches the loss in 100% of the samples" in capsys.readouterr().out

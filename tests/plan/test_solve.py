@@ -1,0 +1,180 @@
+"""Solving: statuses, certificates, limits, determinism, and what relaxing a limit does."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from generator import small_problem
+
+import takifugu
+from takifugu.errors import UsageError
+from takifugu.plan.baselines import BASELINES, run_baselines
+from takifugu.plan.pareto import front
+from takifugu.plan.problem import Problem
+from takifugu.plan.robust import share_reached, solve_robust, worlds
+from takifugu.plan.solve import Solver, solve
+from takifugu.plan.verify import verify
+
+
+@pytest.fixture(scope="module")
+def feasible() -> list[Problem]:
+    found = []
+    for seed in range(300, 400):
+        problem = Problem.from_dict(small_problem(seed))
+        result = solve(problem, 0.0, explain_infeasible=False)
+        if result.plan is not None and result.plan.rounds:
+            found.append(problem)
+    assert len(found) >= 30
+    return found
+
+
+def test_public_names() -> None:
+    assert takifugu.Problem is Problem
+    assert takifugu.solve is solve
+
+
+def test_relaxing_a_limit_never_costs_more(feasible: list[Problem]) -> None:
+    for problem in feasible[:25]:
+        base = solve(problem, 0.0).energy_j
+        assert base is not None
+        for looser in (
+            replace(problem, deadline_s=problem.deadline_s * 1.2),
+            replace(problem, target_loss=problem.target_loss * 1.05),
+            replace(problem, start_loss=problem.start_loss * 0.97),
+        ):
+            energy = solve(looser, 0.0).energy_j
+            assert energy is not None
+            assert energy <= base * (1 + 1e-9)
+
+
+def test_same_input_same_bytes(feasible: list[Problem], example: Path) -> None:
+    for problem in [*feasible[:8], Problem.load(example)]:
+        again = Problem.from_dict(json.loads(json.dumps(problem.to_dict())))
+        texts = {json.dumps(solve(p, 0.01).to_dict()) for p in (problem, again)}
+        assert len(texts) == 1
+
+
+def test_sweep_alone_is_sound(feasible: list[Problem]) -> None:
+    """Without enumeration: bounds hold, plans verify, and what is found is close to the optimum."""
+    ratios = []
+    for problem in feasible:
+        best = solve(problem, 0.0).energy_j
+        assert best is not None
+        solver = Solver(problem, 0.0, None, lambda _: None)
+        solver.__dict__["complete"] = False  # as if the fleet were too large to enumerate
+        result = solver.run(explain_infeasible=False)
+        assert result.status != "infeasible"
+        if result.plan is None:
+            continue
+        assert result.lower_bound_j is not None
+        assert result.energy_j is not None
+        assert result.lower_bound_j <= best * (1 + 1e-9)
+        assert result.energy_j >= best * (1 - 1e-9)
+        assert verify(problem.to_dict(), result.to_dict()).ok
+        ratios.append(result.energy_j / best)
+    assert len(ratios) >= 0.8 * len(feasible)
+    assert np.median(ratios) < 1.1
+
+
+def test_met_at_start() -> None:
+    problem = Problem.from_dict(small_problem(1, force=("met",)))
+    result = solve(replace(problem, target_loss=problem.start_loss))
+    assert result.status == "optimal"
+    assert result.energy_j == 0.0
+    assert result.gap == 0.0
+    assert result.to_dict()["rounds"] == []
+
+
+def test_time_limit_gives_what_there_is(example: Path) -> None:
+    result = solve(Problem.load(example), 0.0, time_limit_s=1e-6)
+    assert result.status == "unknown"
+    assert result.gap is None
+
+
+def test_interruption_keeps_the_best_plan(example: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(self: Solver, max_labels: int) -> bool:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Solver, "_exact", stop)
+    result = solve(Problem.load(example), 0.0)
+    assert result.stats["interrupted"]
+    assert result.status in ("feasible", "within_tolerance")
+    assert verify(result.problem.to_dict(), result.to_dict()).ok
+
+
+def test_wrong_tolerance(example: Path) -> None:
+    with pytest.raises(UsageError, match="tolerance 2 is not between 0 and 1"):
+        solve(Problem.load(example), 2.0)
+
+
+def test_infeasible_says_what_would_help(example: Path) -> None:
+    problem = replace(Problem.load(example), deadline_s=900.0)
+    result = solve(problem)
+    assert result.status == "infeasible"
+    assert result.earliest_time_to_loss_s is not None
+    assert result.earliest_time_to_loss_s > 900
+    assert result.best_loss_by_deadline is not None
+    assert result.best_loss_by_deadline > problem.target_loss
+    text = "\n".join(result.reasons)
+    assert "the deadline binds" in text
+    assert "feasible with deadline +" in text
+    # The changes that are named do help.
+    later = replace(problem, deadline_s=result.earliest_time_to_loss_s)
+    assert solve(later, 0.5).plan is not None
+    easier = replace(problem, target_loss=result.best_loss_by_deadline)
+    assert solve(easier, 0.5).plan is not None
+
+
+def test_infeasible_by_rounds_and_by_loss(example: Path) -> None:
+    capped = solve(replace(Problem.load(example), max_rounds=3))
+    assert capped.status == "infeasible"
+    assert any("the round cap binds" in r for r in capped.reasons)
+    hopeless = solve(replace(Problem.load(example), target_loss=0.01))
+    assert hopeless.status == "infeasible"
+    assert any("the loss binds" in r for r in hopeless.reasons)
+
+
+def test_baselines_are_never_better(feasible: list[Problem], example: Path) -> None:
+    seen = 0
+    for problem in [*feasible[:15], Problem.load(example)]:
+        best = solve(problem, 0.0 if problem.max_rounds != 120 else 0.012).energy_j
+        assert best is not None
+        found = run_baselines(problem)
+        assert list(found) == list(BASELINES)
+        for plan in found.values():
+            if plan is not None:
+                seen += 1
+                assert plan.energy_j >= best * (1 - 1e-9)
+    assert seen >= 20
+
+
+def test_front_holds_the_optimum(feasible: list[Problem]) -> None:
+    for problem in feasible[:10]:
+        points = front(problem)
+        reached = [p for p in points if p.loss <= problem.loss_limit and p.time_s <= problem.time_limit]
+        assert reached
+        best = solve(problem, 0.0).energy_j
+        assert best is not None
+        assert min(p.energy_j for p in reached) >= best * (1 - 1e-9)
+        for p in points:  # no point beats another
+            assert not any(
+                q is not p and q.energy_j <= p.energy_j and q.time_s <= p.time_s and q.loss <= p.loss
+                for q in points
+            )
+
+
+def test_robust_plan_holds_in_enough_samples(example: Path) -> None:
+    problem = Problem.load(example)
+    nominal = solve(problem, 0.02)
+    assert nominal.plan is not None
+    for confidence in (0.5, 0.75, 1.0):
+        result = solve_robust(problem, confidence, 0.02)
+        assert result.plan is not None
+        assert result.energy_j is not None
+        assert result.lower_bound_j is not None
+        assert share_reached(result.plan, worlds(problem)) >= confidence
+        assert result.lower_bound_j <= result.energy_j
+    assert share_reached(nominal.plan, worlds(problem)) < 1.0
+    assert result.energy_j > nominal.plan.energy_j

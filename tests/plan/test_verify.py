@@ -1,0 +1,61 @@
+"""The independent evaluator: it agrees with honest plans and catches every kind of lie."""
+
+import copy
+import inspect
+from typing import Any
+
+import pytest
+from generator import small_problem
+
+import takifugu.plan.verify as verify_module
+from takifugu.plan.problem import Problem
+from takifugu.plan.solve import solve
+from takifugu.plan.verify import verify
+
+
+@pytest.fixture(scope="module")
+def solved() -> tuple[dict[str, Any], dict[str, Any]]:
+    for seed in range(50, 200):
+        data = small_problem(seed, force=("parts",))
+        result = solve(Problem.from_dict(data), tolerance=0.0, explain_infeasible=False)
+        if result.plan is not None and len(result.plan.rounds) >= 2:
+            return data, result.to_dict()
+    raise AssertionError("no problem with a plan of two rounds")
+
+
+def test_honest_plan(solved: tuple[dict[str, Any], dict[str, Any]]) -> None:
+    verdict = verify(*solved)
+    assert verdict.ok
+    assert verdict.energy_j == pytest.approx(solved[1]["energy_j"])
+
+
+def lies() -> dict[str, Any]:
+    def first(plan: dict[str, Any]) -> Any:
+        return plan["rounds"][0]
+
+    return {
+        "energy_j is given": lambda p: p.update(energy_j=p["energy_j"] * 0.99),
+        "round 1: energy_j": lambda p: first(p).update(energy_j=first(p)["energy_j"] + 1),
+        "round 1: loss": lambda p: first(p).update(loss=first(p)["loss"] - 0.01),
+        "round 1: start_s": lambda p: first(p).update(start_s=first(p)["start_s"] - 0.5),
+        "the target is": lambda p: p["rounds"].pop(),
+        "there is no version 'zz'": lambda p: first(p).update(version="zz"),
+        "there is no node 'zz'": lambda p: first(p).update(nodes={"zz": 1}),
+        "no node takes part": lambda p: first(p).update(nodes={}),
+        "cannot use": lambda p: first(p).update(nodes={next(iter(first(p)["nodes"])): 10**6}),
+        "lower_bound_j": lambda p: p.update(lower_bound_j=p["energy_j"] * 2),
+        "gap is given": lambda p: p.update(gap=0.5),
+    }
+
+
+@pytest.mark.parametrize("complaint", lies())
+def test_lies_are_caught(solved: tuple[dict[str, Any], dict[str, Any]], complaint: str) -> None:
+    plan = copy.deepcopy(solved[1])
+    lies()[complaint](plan)
+    verdict = verify(solved[0], plan)
+    assert not verdict.ok
+    assert any(complaint in c for c in verdict.complaints), verdict.complaints
+
+
+def test_shares_no_code_with_the_solver() -> None:
+    assert "takifugu" not in inspect.getsource(verify_module)
