@@ -204,11 +204,12 @@ def _pull(layer: Factorized, name: str, factor: nn.Parameter) -> Pull:
 
 
 def _above_the_mean(state: dict[str, Any]) -> dict[str, Any]:
-    """No mean square is below the squared mean; a centered RMSprop divides by the difference."""
-    mean = next((state[key] for key in ("exp_avg", "grad_avg") if key in state), None)
-    for key in ("exp_avg_sq", "max_exp_avg_sq", "square_avg"):
-        if key in state and mean is not None:
-            state[key] = torch.maximum(state[key], 1.01 * mean.square())
+    """A centered RMSprop divides by mean square minus squared mean, which must stay positive.
+
+    Not for Adam: its two moments are biased towards zero differently, and cannot be compared as they are.
+    """
+    if "grad_avg" in state:
+        state["square_avg"] = torch.maximum(state["square_avg"], 1.01 * state["grad_avg"].square())
     return state
 
 
