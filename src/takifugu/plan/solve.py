@@ -232,13 +232,13 @@ class Solver:
             self._sweeps(self.all_options, ((200, 6, 0.003),))
             if self._good() or (self.plan is not None and not self.thorough):
                 return
-            if self._exact(3_000_000 if self.tolerance == 0.0 else 30_000):
+            if self._exact(3_000_000 if self.tolerance == 0.0 else 30_000 if self.thorough else 4_000):
                 return
         self._sweeps(self.family_options(12), ((300, 8, 0.002), (300, 8, 0.02)))
         if self.plan is None:
             self._fast()
             self._sweeps(self.family_options(12), ((300, 8, 0.1),))
-        if self._good() or (self.plan is not None and not self.thorough):
+        if self._good() or not self.thorough:
             return
         self._sweeps(self.family_options(40), ((500, 24, 0.001), (500, 24, 0.005), (500, 24, 0.05)))
         if self._good():
@@ -291,7 +291,8 @@ class Solver:
                 raise
             if found.decisions:
                 self._offer(found.decisions, "sweep")
-                self._polish()
+                if not self._good():
+                    self._polish()
             if self._good():
                 return
 
