@@ -106,7 +106,7 @@ def against_highs(seed: int, nodes: int, rounds: int, cells: int) -> dict[str, o
             LinearConstraint(flow, balance, balance),
             LinearConstraint(np.array([[a[3] for a in arcs]]), -np.inf, problem.time_limit),
         ],
-        options={"mip_rel_gap": 1e-9, "time_limit": 300.0},
+        options={"mip_rel_gap": 1e-9, "time_limit": 60.0},
     )
     theirs_s = time.perf_counter() - begin
     return {
@@ -143,11 +143,11 @@ def main() -> None:
         report["nodes"].append(row)  # type: ignore[attr-defined]
         print(row, flush=True)
     for tolerance in (0.1, 0.05, 0.02, 0.01, 0.005):
-        for seed in (1, 2, 7):
-            row = {"seed": seed, "tolerance": tolerance, **timed(instance(seed), tolerance, 60.0)}
+        for seed in (1, 7):
+            row = {"seed": seed, "tolerance": tolerance, **timed(instance(seed), tolerance, 10.0)}
             report["tolerance"].append(row)  # type: ignore[attr-defined]
             print(row, flush=True)
-    for seed, size, rounds, cells in ((1, 6, 5, 120), (2, 6, 6, 200), (3, 7, 6, 300)):
+    for seed, size, rounds, cells in ((1, 6, 4, 60), (2, 6, 5, 100), (3, 6, 5, 160)):
         row = against_highs(seed, size, rounds, cells)
         report["highs"].append(row)  # type: ignore[attr-defined]
         print(row, flush=True)

@@ -56,3 +56,37 @@ def test_each_feature_alone_and_forced(feature: str) -> None:
 def test_a_thousand_problems_up_to_ten_million_plans(block: int) -> None:
     for seed in range(100 * block, 100 * block + 100):
         agree(small_problem(100_000 + seed, most_plans=1e7))
+
+
+def test_a_dominated_node_may_be_the_only_one_open() -> None:
+    node = {
+        "flops_per_s": 10.0,
+        "joules_per_flop": 0.1,
+        "up_bytes_per_s": 5.0,
+        "down_bytes_per_s": 5.0,
+        "latency_s": 0.1,
+        "joules_per_byte": 0.1,
+        "samples": 20,
+    }
+    worse = {**node, "name": "open", "flops_per_s": 8.0, "joules_per_flop": 0.3, "samples": 18}
+    data = {
+        "format": 1,
+        "target": {"loss": 1.6, "deadline_s": 20.0, "max_rounds": 2},
+        "start": {"version": "v0", "loss": 2.0},
+        "round": {},
+        "data": {},
+        "versions": [
+            {
+                "name": "v0",
+                "train_flops_per_sample": 2.0,
+                "payload_bytes": 1.0,
+                "curve": {"kind": "exponential", "floor": 0.2, "rate": 0.8},
+            }
+        ],
+        "switches": [],
+        "nodes": [{**node, "name": "late", "available": [[17.0, 40.0]]}, worse],
+    }
+    assert agree(data) == "optimal"
+    plan = solve(Problem.from_dict(data), 0.0).plan
+    assert plan is not None
+    assert set(plan.rounds[0].nodes) == {"open"}

@@ -97,8 +97,8 @@ def test_interrupted_is_exit_130_with_the_plan_saved(
 def test_front_schema_and_confidence(example: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "--schema"]) == Exit.OK
     assert "properties" in json.loads(capsys.readouterr().out)
-    assert main(["plan", str(example), "--pareto", "--json", "--time-limit", "20"]) == Exit.OK
+    assert main(["plan", str(example), "--pareto", "--json", "--time-limit", "5"]) == Exit.OK
     points = json.loads(capsys.readouterr().out)["points"]
     assert len(points) >= 10
-    assert main(["plan", str(example), "--confidence", "1.0", "--brief"]) == Exit.OK
+    assert main(["plan", str(example), "--confidence", "1.0", "--tolerance", "0.05", "--brief"]) == Exit.OK
     assert "reaches the loss in 100% of the samples" in capsys.readouterr().out

@@ -78,7 +78,7 @@ def best_dual(coarse: Landscape, fine: Landscape) -> Dual:
     rounds = problem.max_rounds
 
     def value(per_second: float, per_round: float) -> float:
-        return start_bound(coarse, coarse.potential(Prices(per_second, per_round)))
+        return start_bound(coarse, coarse.potential(Prices(per_second, per_round), passes=2))
 
     unit_s = max(typical, 1e-12) / span
     per_second = _climb_price(lambda p: value(p, 0.0), unit_s)

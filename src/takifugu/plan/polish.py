@@ -10,7 +10,7 @@ from takifugu.plan.fleet import Fleet
 from takifugu.plan.plan import Decision, Plan, meets_limits, replay
 from takifugu.plan.problem import Problem
 
-_MOST_TRIES = 400
+_MOST_TRIES = 60
 
 
 def polish(problem: Problem, fleet: Fleet, plan: Plan, check: Callable[[], None]) -> Plan | None:

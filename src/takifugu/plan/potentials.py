@@ -13,10 +13,13 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 from takifugu.plan.curves import Floats, FlowCurve
 from takifugu.plan.problem import Problem
 from takifugu.plan.relaxation import Offers
+
+Ints = NDArray[np.int64]
 
 _MOST_PASSES = 8
 
@@ -104,6 +107,24 @@ class Landscape:
         return costs
 
     @cached_property
+    def _exits(self) -> list[tuple[int, Ints, Ints, Ints, Floats]]:
+        """Per version with switches, later ones first: targets, switch numbers, and where each cell lands
+        (the grid point below and the part of the way to the next)."""
+        index, exits = self.problem.version_index, []
+        for source in reversed(range(len(self.problem.versions))):
+            rows = [k for k, s in enumerate(self.problem.switches) if index[s.source] == source]
+            rows = [k for k in rows if self.offers[index[self.problem.switches[k].target]] is not None]
+            if not rows:
+                continue
+            targets = np.array([index[self.problem.switches[k].target] for k in rows])
+            jumps = np.array([self.problem.switches[k].loss_jump for k in rows])
+            land = self.grid[None, :-1] + jumps[:, None]
+            below = np.clip(np.searchsorted(self.grid, land, side="right") - 1, 0, len(self.grid) - 2)
+            part = np.clip((land - self.grid[below]) / (self.grid[below + 1] - self.grid[below]), 0.0, 1.0)
+            exits.append((source, targets, np.array(rows), below, part))
+        return exits
+
+    @cached_property
     def _arrivals(self) -> list[Floats]:
         """[version][grid point, step]: the lowest loss that one whole round can lead to."""
         return [
@@ -117,47 +138,42 @@ class Landscape:
             return None
         return offers.whole_round(prices.per_second, prices.per_round, prices.energy)[None, :]
 
-    def potential(self, prices: Prices) -> Potential:
+    def potential(self, prices: Prices, passes: int = _MOST_PASSES) -> Potential:
         problem, grid = self.problem, self.grid
         costs = self.cell_costs(prices)
-        index = problem.version_index
-        fees = [
-            (index[s.source], index[s.target], _fee(s.energy_j, s.time_s, prices), s.loss_jump)
-            for s in problem.switches
-        ]
+        fee = np.array([prices.energy * s.energy_j + prices.per_second * s.time_s for s in problem.switches])
         # Where no version moves, no plan passes; a finite stand-in keeps the arithmetic sane.
         envelope = np.minimum(costs.min(axis=0), 1e300)
         reachable = envelope[envelope < 1e299]
-        most = 1e2 * (float(reachable.sum()) + sum(f for *_, f, _ in fees) + 1e-30)
+        most = 1e2 * (float(reachable.sum()) + float(fee.sum()) + 1e-30)
         costs = np.minimum(costs, most)
         # From below: with free switches first, then each pass puts the price on one switch more. Every pass
         # is a valid bound, so it may stop at any time; later versions first, since most switches lead there.
         free = np.concatenate([[0.0], np.cumsum(np.minimum(costs.min(axis=0), most))])
         value = np.tile(free, (len(costs), 1))
-        landing = [grid[:-1] + jump for *_, jump in fees]
-        rounds = {target: self._round_costs(target, prices) for _, target, *_ in fees}
-        known: dict[int, Floats] = {}
-        for _ in range(_MOST_PASSES):
+        leaving = {source for source, *_ in self._exits}
+        for v in set(range(len(costs))) - leaving:  # no switch leads away: only its own flow
+            value[v] = _climb(costs[v], np.full(len(costs[v]), np.inf), most)
+        reached = np.full_like(value, np.inf)
+        stale = {int(t) for _, targets, *_ in self._exits for t in targets}
+        rounds = {t: self._round_costs(t, prices) for t in stale}
+        for _ in range(passes):
             changed = False
-            for source in reversed(range(len(costs))):
-                ceiling = np.full(len(grid) - 1, np.inf)
-                for (start, target, fee, _), land in zip(fees, landing, strict=True):
-                    cost = rounds[target]
-                    if start != source or cost is None:
-                        continue
-                    # A switch anywhere in a cell is at least as dear as one from its lower end, and it is
-                    # followed by a whole round: two in a row, or one in mid-round, are not to be had.
-                    below = np.searchsorted(grid, land, side="right") - 1
-                    if target not in known:
-                        left = np.interp(self._arrivals[target], grid, value[target])
-                        known[target] = (cost + left).min(axis=1)
-                    reached = known[target]
-                    direct = np.interp(land, grid, value[target])
-                    ceiling = np.minimum(ceiling, fee + np.maximum(direct, reached[below]))
+            for source, targets, rows, below, part in self._exits:
+                for t in stale & {int(t) for t in targets}:
+                    cost = rounds[t]
+                    if cost is not None:
+                        reached[t] = (cost + np.interp(self._arrivals[t], grid, value[t])).min(axis=1)
+                    stale.discard(t)
+                # A switch anywhere in a cell is at least as dear as one from its lower end, and it is
+                # followed by a whole round: two in a row, or one in mid-round, are not to be had.
+                at, ahead = (np.take_along_axis(value[targets], i, axis=1) for i in (below, below + 1))
+                whole = np.take_along_axis(reached[targets], below, axis=1)
+                ceiling = (fee[rows, None] + np.maximum(at + part * (ahead - at), whole)).min(axis=0)
                 new = np.maximum(_climb(costs[source], ceiling, most), value[source])
                 if (new > value[source] * (1 + 1e-7)).any():
                     changed = True
-                    known.pop(source, None)  # an older, lower value would be valid too, only looser
+                    stale.add(source)
                 value[source] = new
             if not changed:
                 break
@@ -171,10 +187,6 @@ def _priced(offers: Offers, prices: Prices, convex: bool) -> tuple[Floats, Float
     left = np.where(np.isinf(offers.left_j), np.inf, 0.0)
     free = Offers(offers.time_s, offers.share, tangent, left, offers.exact)
     return free.price(prices.per_second, prices.per_round, convex)
-
-
-def _fee(energy_j: float, time_s: float, prices: Prices) -> float:
-    return prices.energy * energy_j + prices.per_second * time_s
 
 
 def _climb(costs: Floats, ceiling: Floats, most: float) -> Floats:

@@ -19,7 +19,7 @@ from takifugu.plan.plan import Plan, replay
 from takifugu.plan.problem import Problem
 from takifugu.plan.solve import OPTIMAL_GAP, Result, Solver, solve
 
-_TRIES = 12
+_TRIES = 7
 
 
 def worlds(problem: Problem) -> list[Problem]:

@@ -18,6 +18,7 @@ import numpy as np
 
 from takifugu.errors import UsageError
 from takifugu.plan import families, relaxation
+from takifugu.plan.baselines import run_baselines
 from takifugu.plan.bounds import Dual, best_dual
 from takifugu.plan.curves import Floats
 from takifugu.plan.fleet import Fleet
@@ -232,14 +233,15 @@ class Solver:
             self._sweeps(self.all_options, ((200, 6, 0.003),))
             if self._good() or (self.plan is not None and not self.thorough):
                 return
-            if self._exact(3_000_000 if self.tolerance == 0.0 else 30_000):
+            if self._exact(3_000_000 if self.tolerance == 0.0 else 30_000 if self.thorough else 4_000):
                 return
         self._sweeps(self.family_options(12), ((300, 8, 0.002), (300, 8, 0.02)))
         if self.plan is None:
             self._fast()
             self._sweeps(self.family_options(12), ((300, 8, 0.1),))
-        if self._good() or (self.plan is not None and not self.thorough):
+        if self._good() or not self.thorough:
             return
+        self._simple()
         self._sweeps(self.family_options(40), ((500, 24, 0.001), (500, 24, 0.005), (500, 24, 0.05)))
         if self._good():
             return
@@ -291,7 +293,8 @@ class Solver:
                 raise
             if found.decisions:
                 self._offer(found.decisions, "sweep")
-                self._polish()
+                if not self._good():
+                    self._polish()
             if self._good():
                 return
 
@@ -310,6 +313,13 @@ class Solver:
         self.reached = reach.run()
         if self.reached.time_s <= self.problem.time_limit:
             self._offer(self.reached.decisions, "quickest")
+
+    def _simple(self) -> None:
+        """What one would do without a planner: a plan is never dearer than the best of the baselines."""
+        for name, plan in run_baselines(self.problem).items():
+            self.check()
+            if plan is not None:
+                self._offer(plan.decisions, name)
 
     def _exact(self, max_labels: int) -> bool:
         """The exact search; true if it proved what it had to."""
