@@ -89,7 +89,8 @@ def race(
 ) -> dict[str, float]:
     """Median seconds of forward and backward of each variant on this input, taken in turns.
 
-    In turns, because a machine's speed drifts: what disturbs one variant disturbs them all.
+    In turns, because a machine's speed drifts: what disturbs one variant disturbs them all. They run as
+    in training: a batch norm among them moves its averages.
     """
     samples: dict[str, list[float]] = {name: [] for name in variants}
     with torch.random.fork_rng(), _training(variants.values()):
