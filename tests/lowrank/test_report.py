@@ -37,6 +37,7 @@ def test_numbers_add_up_and_the_table_shows_them() -> None:
         "40x2048",
         "kxk-1x1",
         "896 -> 386",
+        "3,584 -> 1,544",
         f"{dense:,} -> {report.params:,}",
         "3 layers factorized",
     ):

@@ -77,7 +77,7 @@ def _show(
     from rich.console import Console
     from rich.table import Table
 
-    console = Console(width=None if sys.stdout.isatty() else 160)
+    console = Console(width=None if sys.stdout.isatty() else 180)
     source = f"weights of {weights}" if weights else "random weights: spectra are those of the initialization"
     console.print(f"{target}, rank {rank} ({source})", highlight=False)
     table = Table(box=None, pad_edge=False)

@@ -43,7 +43,7 @@ Decomposer = Callable[[Tensor, int], Factors]
 
 def exact(W: Tensor, r: int) -> Factors:
     """The best rank-r factors of `W`."""
-    work = _workplace(W)
+    work = _workable(W)
     U, s, V_t, energy = _leading_by_gram(work, r)
     if _gram_lost_digits(s, work.dtype):
         U, s, V_t = _leading_by_svd(work, r)
@@ -56,7 +56,7 @@ def randomized(W: Tensor, r: int, *, oversample: int = 16, passes: int = 4, seed
     Subspace iteration (Halko, Martinsson, Tropp 2011, algorithm 4.4) on a seeded random start:
     cost m * n * (r + oversample) per pass instead of min(m, n)^3.
     """
-    work = _workplace(W)
+    work = _workable(W)
     W32 = work.float()
     m, n = W32.shape
     width = min(r + oversample, m, n)
@@ -78,7 +78,7 @@ def singular_values(W: Tensor) -> Tensor:
     """All singular values of `W` (..., m, n), descending, in float64 on the CPU."""
     if W.dim() > 2:
         return torch.stack([singular_values(block) for block in W])
-    work = _workplace(W)
+    work = _workable(W)
     if work.dtype == torch.float64:
         values: Tensor = torch.linalg.svdvals(work).cpu()
         return values
@@ -86,7 +86,7 @@ def singular_values(W: Tensor) -> Tensor:
     return eigenvalues.flip(-1).clamp_min(0).sqrt().cpu()
 
 
-def _workplace(W: Tensor) -> Tensor:
+def _workable(W: Tensor) -> Tensor:
     """`W` detached, at 32 bits or more, on a device that knows float64."""
     work = W.detach()
     if work.dtype not in (torch.float32, torch.float64):

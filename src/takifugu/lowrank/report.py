@@ -99,7 +99,7 @@ class FactorReport:
         from rich.console import Console
 
         out = StringIO()
-        Console(file=out, width=140, color_system=None).print(self.__rich__())
+        Console(file=out, width=180, color_system=None).print(self.__rich__())
         return "\n".join(line.rstrip() for line in out.getvalue().rstrip().splitlines())
 
     def __rich__(self) -> Any:
@@ -115,6 +115,7 @@ class FactorReport:
         table.add_column("params", justify="right")
         if with_macs:
             table.add_column("MACs", justify="right")
+        table.add_column("gradient bytes", justify="right")
         if with_times:
             table.add_column("ms dense/fact.", justify="right")
         table.add_column("error", justify="right")
@@ -124,6 +125,7 @@ class FactorReport:
             row.append(_change(layer.params_before, layer.params))
             if with_macs:
                 row.append(_change(layer.macs_before, layer.macs))
+            row.append(_change(layer.gradient_bytes_before, layer.gradient_bytes))
             if with_times:
                 row.append(_times(layer))
             row.append("" if layer.error is None else f"{layer.error:.3g}")
