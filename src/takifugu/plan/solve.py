@@ -237,6 +237,9 @@ class Solver:
                 return
         self._sweeps(self.family_options(12), ((300, 8, 0.002), (300, 8, 0.02)))
         if self.plan is None:
+            # Where rounds are many and small, a child must not have to come forward by much.
+            self._sweeps(self.family_options(12), ((1500, 3, 0.02),))
+        if self.plan is None:
             self._fast()
             self._sweeps(self.family_options(12), ((300, 8, 0.1),))
         if self._good() or not self.thorough:
