@@ -19,19 +19,26 @@ import numpy as np
 from takifugu.errors import UsageError
 from takifugu.plan import families, relaxation
 from takifugu.plan.baselines import run_baselines
-from takifugu.plan.bounds import Dual, best_dual
+from takifugu.plan.bounds import Dual, Guide, best_dual
+from takifugu.plan.certificate import certify
 from takifugu.plan.curves import Floats
 from takifugu.plan.fleet import Fleet
 from takifugu.plan.options import Options, enumerable, enumerate_options
 from takifugu.plan.plan import FORMAT, Decision, Plan, meets_limits, replay
 from takifugu.plan.polish import polish
-from takifugu.plan.potentials import Landscape
+from takifugu.plan.potentials import Landscape, Prices
+from takifugu.plan.prices import Priced
+from takifugu.plan.prices import search as search_prices
 from takifugu.plan.problem import Problem
 from takifugu.plan.reach import Reach, Reached, fastest
+from takifugu.plan.rollout import Guideposts
 from takifugu.plan.search import OutOfTime, Search
 from takifugu.plan.sweep import Sweep
+from takifugu.plan.values import Terrain
 
 OPTIMAL_GAP = 1e-9
+CAUTION = (0.0, 0.0003, 0.0006, 0.001, 0.002, 0.003, 0.005, 0.008, 0.012, 0.02, 0.04, 0.08)
+"""Parts of the deadline and of the round cap that plans hold back when they choose their prices."""
 SMALL_ROWS = 20_000
 """Most rows (node sets, all versions) for which the exact search is tried first."""
 
@@ -164,10 +171,33 @@ class Solver:
         return [relaxation.relaxed_offers(self.fleet, v, self.multipliers, grid) for v in self.versions]
 
     @cached_property
+    def land(self) -> Landscape:
+        return Landscape.of(self.problem, self.offers, 500)
+
+    @cached_property
+    def limits(self) -> Guide:
+        """The least time and the fewest rounds from any state: what cannot be done at all."""
+        rounds = self.problem.max_rounds
+        return Guide(
+            (),
+            self.land.potential(Prices(per_second=1.0, energy=0.0)),
+            self.land.potential(Prices(per_round=1.0, energy=0.0)),
+            self.problem.time_limit,
+            np.inf if rounds is None else float(rounds),
+        )
+
+    @cached_property
     def dual(self) -> Dual:
         coarse = Landscape.of(self.problem, [o and o.sketch() for o in self.offers], 120)
-        fine = Landscape.of(self.problem, self.offers, 500)
-        return best_dual(coarse, fine)
+        return best_dual(coarse, self.land)
+
+    @cached_property
+    def terrain(self) -> Terrain:
+        return Terrain(self.problem, self.offers, 300)
+
+    @cached_property
+    def priced(self) -> Priced:
+        return search_prices(self.terrain)
 
     @cached_property
     def families(self) -> list[families.Family | None]:
@@ -227,14 +257,21 @@ class Solver:
         if self._hopeless():
             self.infeasible = True
             return
-        self._raise_bound(self.dual.bound_j, "continuous bound")
-        self.check()
         if self.complete and sum(len(o) for o in self.all_options if o is not None) <= SMALL_ROWS:
+            self._raise_bound(self.dual.bound_j, "continuous bound")
             self._sweeps(self.all_options, ((200, 6, 0.003),))
             if self._good() or (self.plan is not None and not self.thorough):
                 return
             if self._exact(3_000_000 if self.tolerance == 0.0 else 30_000 if self.thorough else 4_000):
                 return
+        if self.terrain.sound:
+            self._follow()
+            for cells in (400, 1000):
+                self._certify(cells)
+                if self._good() or (self.plan is not None and not self.thorough):
+                    return
+        self._raise_bound(self.dual.bound_j, "continuous bound")
+        self.check()
         self._sweeps(self.family_options(12), ((300, 8, 0.002), (300, 8, 0.02)))
         if self.plan is None:
             # Where rounds are many and small, a child must not have to come forward by much.
@@ -251,6 +288,30 @@ class Solver:
         self._sweeps(self.family_options(100), ((900, 64, 0.0005), (900, 64, 0.003)))
         if self.plan is None and self.complete:
             self._exact(3_000_000)
+
+    def _follow(self) -> None:
+        """Plans along the values, the deadline and the round cap held back a little more each time."""
+        problem = self.problem
+        posts = Guideposts(problem, self.families, self.priced.values)
+        span = problem.time_limit - problem.start_time_s
+        rounds = np.inf if problem.max_rounds is None else float(problem.max_rounds)
+        for caution in CAUTION:
+            self.check()
+            trail = posts.follow(problem.start_time_s + span * (1 - caution), rounds * (1 - caution))
+            if trail is not None and (self.plan is None or trail.energy_j < self.plan.energy_j):
+                self._offer(posts.decisions(trail), "values")
+
+    def _certify(self, cells: int) -> None:
+        """The whole-round bound at the best prices, the finer the more rounds there are."""
+        priced, problem = self.priced, self.problem
+        prices = priced.values.prices[priced.best]
+        limits = prices.per_second * (problem.time_limit - problem.start_time_s)
+        limits += prices.per_round * (problem.max_rounds or 0)
+        known = priced.energy_j if self.plan is None else self.plan.energy_j
+        rounds = 50 if self.plan is None else len(self.plan.rounds)
+        fine = [max(cells, min(5 * rounds, 3 * cells))] * len(problem.versions)
+        found = certify(self.terrain, priced.values, priced.best, 1.3 * (known + limits), fine, self.check)
+        self._raise_bound(float(found.from_start(problem)[0]), "whole-round bound")
 
     def _good(self) -> bool:
         if self.plan is None:
@@ -274,7 +335,7 @@ class Solver:
 
     def _hopeless(self) -> bool:
         """Proofs that need no search: even the relaxed fleet comes too late, or needs too many rounds."""
-        problem, guide = self.problem, self.dual.guide
+        problem, guide = self.problem, self.limits
         if problem.start_time_s > problem.time_limit:
             return True
         start = problem.version_index[problem.start_version]
@@ -310,9 +371,7 @@ class Solver:
     def _fast(self) -> None:
         """The quickest plan, where every cheap one ran out of time or rounds."""
         options = self.all_options if self.complete else self.quick_options()
-        reach = Reach(
-            self.problem, [fastest(o) for o in options], self.dual.guide.least_time, check=self.check
-        )
+        reach = Reach(self.problem, [fastest(o) for o in options], self.limits.least_time, check=self.check)
         self.reached = reach.run()
         if self.reached.time_s <= self.problem.time_limit:
             self._offer(self.reached.decisions, "quickest")

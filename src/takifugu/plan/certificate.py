@@ -1,0 +1,408 @@
+"""From an estimate of what is left to pay to a function that provably bounds it from below.
+
+A piecewise linear V is valid for a version if no round gains more than it costs: V(l) - V(F(l, x)) <= c(x)
+for every loss and every share. `gains` bounds the largest gain per cost on every cell of losses and every
+interval of shares; slopes are then divided by the largest ratio of all rounds that pass over them.
+Lowering a slope never breaks another inequality, so switches are dealt with afterwards, by lowering.
+docs/decisions/104-whole-rounds.md has the proof; names follow it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from takifugu.plan.curves import Floats, SmoothCurve
+from takifugu.plan.potentials import ROUNDING, Prices
+from takifugu.plan.values import Arrivals, Charges, Terrain, Values, charges, merged, thinned, walk_up
+
+Ints = NDArray[np.int64]
+
+_LEAST = 0.9
+"""Slopes are raised by at most one over this where no round forbids it."""
+_HOT = 0.93
+"""Shares whose rounds come this close to being worth while are looked at closely."""
+_SPLIT = 1.0005
+_PIECES = 8
+"""Rounds that seem to gain more than this are looked at again, their interval of shares in pieces."""
+_STEPS = 25
+"""How many rounds before the target the jumps of the value are given points of their own."""
+_REPAIRS = 2
+
+
+def certify(
+    terrain: Terrain,
+    estimate: Values,
+    price: int,
+    most_j: float,
+    cells: Sequence[int],
+    check: Callable[[], None] = lambda: None,
+) -> Values:
+    """A lower bound on what is left to pay, from one of the estimate's prices. `cells`: how finely each
+    version is looked at; values above `most_j` are of no interest and capped."""
+    prices = estimate.prices[price]
+    versions = len(terrain.offers)
+    grids = [terrain.grid] * versions
+    value: list[Floats] = [np.full(len(terrain.grid), most_j) for _ in range(versions)]
+    ways: dict[int, _Rounds] = {}
+    for v in terrain.trainable():
+        check()
+        offers, curve = terrain.offers[v], terrain.problem.versions[v].curve
+        assert offers is not None
+        assert isinstance(curve, SmoothCurve)
+        rough = np.minimum(estimate.value[v][price], most_j)
+        full = charges(offers, prices)
+        coarse = thinned(full)
+        grid = _fine_grid(terrain, curve, rough, coarse, cells[v])
+        limit = _switch_limits(terrain, v, grid, estimate, price, prices)[None, :]
+        cap = np.array([most_j])
+        close = _closely(terrain, v, full, coarse, rough)
+        way = _Rounds.of(curve, grid, close, offers.exact)
+        guess = walk_up(way.arrivals, close.left[None, :], close.at_high[None, :], limit, cap)[0]
+        sound = guess
+        for _ in range(_REPAIRS):
+            sound = _repaired(way, sound, guess)
+        grids[v], value[v], ways[v] = grid, sound, way
+    _switched(terrain, prices, grids, value, ways, most_j)
+    start = terrain.problem.version_index[terrain.problem.start_version]
+    if start not in ways:  # nobody can train it: the plan begins with a switch
+        value[start] = _only_switches(terrain, start, prices, grids, value, ways, most_j)
+    rows = tuple((x - ROUNDING * np.abs(x))[None, :] for x in value)
+    return Values((prices,), tuple(grids), rows, rows)
+
+
+def _closely(terrain: Terrain, version: int, full: Charges, coarse: Charges, rough: Floats) -> Charges:
+    """All intervals of shares near those worth while; a third of the others."""
+    if len(coarse.high) == len(full.high):
+        return full
+    with np.errstate(divide="ignore", invalid="ignore"):
+        gain = (rough[:, None] - terrain.arrivals(version, coarse.high).ahead(rough)) / coarse.left
+    hot = gain.max(axis=0) > _HOT
+    ends = np.searchsorted(full.high, coarse.high)
+    keep = np.zeros(len(full.high), dtype=bool)
+    keep[ends] = True
+    for j in np.flatnonzero(hot):
+        keep[(ends[j - 1] + 1 if j else 0) : ends[j] + 1] = True
+    return merged(full, keep)
+
+
+def _fine_grid(terrain: Terrain, curve: SmoothCurve, rough: Floats, close: Charges, cells: int) -> Floats:
+    """Points on which the value climbs evenly, twice as dense in the last few rounds, where it has
+    steps; the steps of the strongest round get points of their own."""
+    grid = terrain.grid
+    climb = np.diff(rough)
+    climb = np.minimum(climb, max(float(climb.sum()), 1e-300) * 0.03)
+    last = rough[:-1] <= min(6.0 * float(close.at_high.max()), 0.5 * float(rough[-1]))
+    climb = np.where(last, 2.0 * climb, climb)
+    climb = climb + 0.05 * climb.sum() * (1.0 / len(climb) + np.diff(grid) / (grid[-1] - grid[0])) + 1e-300
+    place = np.concatenate([[0.0], np.cumsum(climb)])
+    even = np.interp(np.linspace(0.0, place[-1], cells + 1), place, grid)
+    problem = terrain.problem
+    wanted = [grid[0], grid[1], grid[-1], problem.start_loss]
+    step = grid[:2]
+    strongest = close.high[-1:]
+    for _ in range(_STEPS):
+        step = _before(curve, step, strongest, grid[-1])
+        if not step[0] < step[1] < grid[-1]:
+            break
+        wanted += list(step)
+    points = np.unique(np.concatenate([even, wanted]))
+    return np.asarray(points[(points >= grid[0]) & (points <= grid[-1])])
+
+
+def _before(curve: SmoothCurve, after: Floats, share: Floats, top: float) -> Floats:
+    """The losses from which one round of this share leads to `after`; `top` where that is higher."""
+    low, high = after, np.full_like(after, top)
+    for _ in range(50):
+        middle = 0.5 * (low + high)
+        reached = curve.step(middle, share) <= after
+        low, high = np.where(reached, middle, low), np.where(reached, high, middle)
+    return high
+
+
+def _switch_limits(
+    terrain: Terrain, version: int, grid: Floats, estimate: Values, price: int, prices: Prices
+) -> Floats:
+    limit = np.full(len(grid), np.inf)
+    for source, target, switch in terrain.switches:
+        if source == version and terrain.usable[target]:
+            fee = prices.energy * switch.energy_j + prices.per_second * switch.time_s
+            left = np.interp(
+                grid + switch.loss_jump, estimate.grids[target], estimate.after_switch[target][price]
+            )
+            np.minimum(limit, fee + left, out=limit)
+    return limit
+
+
+@dataclass(frozen=True)
+class _Ahead:
+    """A version's value after its rounds, and how far below its chords it may dip."""
+
+    near: Floats
+    """[point, interval]: after the interval's smallest share"""
+    far: Floats
+    """[point, interval]: after its largest"""
+    across: Floats
+    """[point, interval]: the dip across the interval of shares"""
+    along_far: Floats
+    """[cell, interval]: the dip along the cell, after the largest share"""
+    along: Floats
+    """[cell, interval]: the dip along the cell, after any share of the interval"""
+    steepest: Floats
+    """[cell, interval]: the steepest slope on the way of any such round"""
+
+    @classmethod
+    def of(cls, way: _Rounds, value: Floats, slopes: _Range) -> _Ahead:
+        width = np.diff(way.arrivals.grid)[:, None]
+        far, near = way.arrivals.ahead(value), way.before.ahead(value)
+        done = way.arrivals.done
+        bottom = np.where(done, 0, way.arrivals.cell)
+        top = np.where(way.before.done, 0, way.before.cell)
+
+        def dip(highest: Ints, after: Floats) -> Floats:
+            # V after the round is at least its chord, less a quarter of (range of slopes x width).
+            least, most = slopes(bottom[:-1], highest[1:])
+            least = np.where(done[:-1], 0.0, least)  # below the target the slope is 0
+            return np.minimum((most - least) * width * 0.25, np.maximum(after[1:] - far[:-1], 0.0))
+
+        # The same across the interval of shares: slope in the share is slope in the loss times pull.
+        low, high = slopes(bottom, top)
+        low = np.where(done, 0.0, low)
+        with np.errstate(invalid="ignore", over="ignore"):
+            span = (high * way.strong - low * way.weak) * (way.close.high - way.close.low) * 0.25
+        span = np.where(np.isnan(span), np.inf, np.maximum(span, 0.0))
+        across = np.minimum(span, np.maximum(near - far, 0.0))
+        here = np.broadcast_to(np.arange(len(width))[:, None], bottom[:-1].shape)
+        return cls(near, far, across, dip(bottom, far), dip(top, near), slopes(bottom[:-1], here)[1])
+
+
+@dataclass(frozen=True)
+class _Rounds:
+    """One version's rounds on a fine grid."""
+
+    curve: SmoothCurve
+    close: Charges
+    before: Arrivals
+    arrivals: Arrivals
+    weak: Floats
+    strong: Floats
+    speed: Floats
+    """[cell, interval]: at least the largest speed per cost"""
+    exact: bool
+
+    @classmethod
+    def of(cls, curve: SmoothCurve, grid: Floats, close: Charges, exact: bool) -> _Rounds:
+        arrivals = Arrivals.of(curve, grid, close.high)
+        before = arrivals if exact else Arrivals.of(curve, grid, close.low)
+        weak, strong = curve.pull(grid[:, None], close.low[None, :], close.high[None, :])
+        speed = _speed_per_cost(curve, grid[1:], close, exact)
+        return cls(curve, close, before, arrivals, weak, strong, speed, exact)
+
+
+def gains(way: _Rounds, value: Floats) -> Floats:
+    """[cell, interval]: at least the largest gain per cost of any round from the cell with a share in the
+    interval. Several bounds hold; the smallest counts."""
+    grid, close = way.arrivals.grid, way.close
+    slopes = _Range(np.diff(value) / np.diff(grid))
+    ahead = _Ahead.of(way, value, slopes)
+    gain_far = np.maximum(value[1:, None] - ahead.far[1:], value[:-1, None] - ahead.far[:-1])
+    gain_near = np.maximum(value[1:, None] - ahead.near[1:], value[:-1, None] - ahead.near[:-1])
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        # More data gains more: the interval's largest share at its least cost.
+        ratio = np.minimum(gain_far + ahead.along_far, value[1:, None] - ahead.far[:-1]) / close.left
+        if not way.exact:
+            dip = ahead.along + np.maximum(ahead.across[1:], ahead.across[:-1])
+            line = np.maximum((gain_near + dip) / close.left, (gain_far + dip) / close.right)
+            ratio = np.fmin(ratio, line)
+        # A round is a flow: it gains at most (steepest slope on its way) x (speed at its start).
+        ratio = np.fmin(ratio, ahead.steepest * way.speed)
+    ratio = np.where(np.isnan(ratio), np.inf, ratio)
+    if not way.exact:
+        cell, interval = np.nonzero(ratio > _SPLIT)
+        finer = _split_gains(way.curve, grid, value, slopes, cell, interval, close)
+        ratio[cell, interval] = np.minimum(ratio[cell, interval], finer)
+    return ratio
+
+
+def _split_gains(
+    curve: SmoothCurve,
+    grid: Floats,
+    value: Floats,
+    slopes: _Range,
+    cell: Ints,
+    interval: Ints,
+    close: Charges,
+) -> Floats:
+    """The same bound for single pairs of cell and interval, both cut in pieces: each piece's largest share
+    at the least cost on the line over the interval."""
+    part = np.linspace(0.0, 1.0, _PIECES + 1)
+    low, high = close.low[interval, None], close.high[interval, None]
+    share = (low + (high - low) * part[1:])[:, None, :]
+    left, right = close.left[interval, None], close.right[interval, None]
+    cost = (left + (right - left) * part[:-1])[:, None, :]
+    width = grid[cell + 1] - grid[cell]
+    loss = (grid[cell, None] + width[:, None] * part)[:, :, None]
+    here = (value[cell, None] + (value[cell + 1] - value[cell])[:, None] * part)[:, :, None]
+    after = np.minimum(curve.step(loss, share), loss)
+    left_j = np.where(after <= grid[0], 0.0, np.interp(after, grid, value))
+    place = np.clip(np.searchsorted(grid, after, side="right") - 1, 0, len(grid) - 2)
+    least, most = slopes(place[:, :-1], place[:, 1:])
+    least = np.where(after[:, :-1] < grid[0], 0.0, least)
+    along = np.minimum(
+        (most - least) * (width / _PIECES)[:, None, None] * 0.25,
+        np.maximum(left_j[:, 1:] - left_j[:, :-1], 0.0),
+    )
+    gain = np.maximum(here[:, 1:] - left_j[:, 1:], here[:, :-1] - left_j[:, :-1]) + along
+    gain = np.minimum(gain, here[:, 1:] - left_j[:, :-1])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.asarray(np.where(gain > 0.0, gain / cost, 0.0).max(axis=(1, 2), initial=0.0))
+
+
+def _speed_per_cost(curve: SmoothCurve, loss: Floats, close: Charges, exact: bool) -> Floats:
+    """[loss, interval]: at least the largest speed per cost in the interval."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        fast = curve.speed(loss[:, None], close.high[None, :])
+        if exact:
+            return np.asarray(fast / close.left)
+        first = close.low == 0.0  # a line from nothing: speed over share never falls with the share
+        slow = np.where(first, 0.0, curve.speed(loss[:, None], np.where(first, 1.0, close.low)[None, :]))
+        if curve.convex_in_data:
+            ends = np.maximum(np.where(slow > 0.0, slow / close.left, 0.0), fast / close.right)
+        else:
+            ends = fast / close.left
+        return np.asarray(np.where(first, fast / close.right, ends))
+
+
+class _Range:
+    """The least and the greatest of a row between two places, for many pairs at once."""
+
+    def __init__(self, row: Floats) -> None:
+        self.least, self.most = [row], [row]
+        step = 1
+        while step < len(row):
+            for table, pick in ((self.least, np.minimum), (self.most, np.maximum)):
+                wider = table[-1].copy()
+                wider[:-step] = pick(wider[:-step], table[-1][step:])
+                table.append(wider)
+            step *= 2
+        self.count = len(row)
+        self.floor, self.roof = np.concatenate(self.least), np.concatenate(self.most)
+
+    def __call__(self, first: Ints, last: Ints) -> tuple[Floats, Floats]:
+        last = np.maximum(last, first)
+        level = _LOG[last - first + 1]
+        one = level * self.count + first
+        two = level * self.count + last - (1 << level) + 1
+        return (
+            np.minimum(self.floor.take(one), self.floor.take(two)),
+            np.maximum(self.roof.take(one), self.roof.take(two)),
+        )
+
+
+_LOG = np.concatenate([[0], np.log2(np.arange(1, 1 << 16)).astype(np.int64)])
+
+
+def _repaired(way: _Rounds, value: Floats, guess: Floats) -> Floats:
+    """Slopes divided by the largest gain per cost of all rounds that pass over them (below 1 it raises
+    again what an earlier repair took too much of, but not above the guess)."""
+    ratio = gains(way, value)
+    cell, interval = np.nonzero(ratio > _LEAST)
+    start = np.where(way.arrivals.done, 0, way.arrivals.cell)[cell, interval]
+    worst = _spread(start, cell, ratio[cell, interval], len(value) - 1)
+    return np.concatenate([[0.0], np.cumsum(np.minimum(np.diff(value) / worst, np.diff(guess)))])
+
+
+def _spread(first: Ints, last: Ints, height: Floats, count: int) -> Floats:
+    """For each cell the largest height of all stretches [first, last] that contain it."""
+    level = np.log2(last - first + 1.0).astype(np.int64)
+    table = np.full((int(level.max(initial=0)) + 1, count), _LEAST)
+    np.maximum.at(table, (level, first), height)
+    np.maximum.at(table, (level, last - (1 << level) + 1), height)
+    for k in range(len(table) - 1, 0, -1):
+        half = 1 << (k - 1)
+        np.maximum(table[k - 1], table[k], out=table[k - 1])
+        np.maximum(table[k - 1][half:], table[k][:-half], out=table[k - 1][half:])
+    return np.asarray(table[0])
+
+
+def _switched(
+    terrain: Terrain,
+    prices: Prices,
+    grids: list[Floats],
+    value: list[Floats],
+    ways: dict[int, _Rounds],
+    most_j: float,
+) -> None:
+    """Lowers values until no switch leads to less than they say."""
+    after = {v: _round_first(way, value[v]) for v, way in ways.items()}
+    for _ in range(50):
+        changed = False
+        for source, target, switch in reversed(terrain.switches):
+            if source not in ways or target not in ways:
+                continue
+            fee = prices.energy * switch.energy_j + prices.per_second * switch.time_s
+            here = grids[source]
+            points = np.union1d(here, grids[target] - switch.loss_jump)
+            points = points[(points >= here[0]) & (points <= here[-1])]
+            now = np.interp(points, here, value[source])
+            land = points + switch.loss_jump
+            # Each bound after the switch is linear between these points, and one of them is enough.
+            left = [fee + np.minimum(np.interp(land, grids[target], row), most_j) for row in after[target]]
+            excess = np.minimum.reduce([np.maximum((now - x)[1:], (now - x)[:-1]) for x in left])
+            excess = np.maximum.accumulate(np.maximum(np.append(excess[:1], excess), 0.0))
+            if excess[-1] <= 1e-12 * most_j:
+                continue
+            place = np.searchsorted(points, np.append(here[1:], here[-1]))
+            lowered = value[source] - excess[place]
+            value[source] = np.minimum.accumulate(lowered[::-1])[::-1]
+            after[source] = _round_first(ways[source], value[source])
+            changed = True
+        if not changed:
+            return
+    for row in value:  # never seen: switches that keep undercutting each other
+        row[:] = 0.0
+
+
+def _only_switches(
+    terrain: Terrain,
+    version: int,
+    prices: Prices,
+    grids: list[Floats],
+    value: list[Floats],
+    ways: dict[int, _Rounds],
+    most_j: float,
+) -> Floats:
+    """What is left to pay where a switch must come first: never less from a higher loss, so the grid
+    point below any loss gives a bound."""
+    here = np.concatenate([grids[version][:1], grids[version][:-1]])
+    least = np.full(len(here), most_j)
+    for source, target, switch in terrain.switches:
+        if source == version and target in ways:
+            fee = prices.energy * switch.energy_j + prices.per_second * switch.time_s
+            np.minimum(
+                least, fee + np.interp(here + switch.loss_jump, grids[target], value[target]), out=least
+            )
+    return least
+
+
+def _round_first(way: _Rounds, value: Floats) -> tuple[Floats, ...]:
+    """Bounds on (a round, then what is left), each linear between points: by chords less their dips, by
+    each cell's lower end, and the value itself."""
+    close = way.close
+    slopes = _Range(np.diff(value) / np.diff(way.arrivals.grid))
+    ahead = _Ahead.of(way, value, slopes)
+    low_end = (close.left + ahead.far).min(axis=1)
+    shifted = np.maximum.accumulate(np.concatenate([low_end[:1], low_end[:-1]]))
+    if way.exact:
+        point = close.left + ahead.far
+    else:
+        line = np.minimum(close.left + ahead.near, close.right + ahead.far) - ahead.across
+        point = np.maximum(line, close.left + ahead.far)
+    nothing = np.zeros((1, point.shape[1]))
+    dip = ahead.along_far if way.exact else ahead.along
+    dips = np.maximum(np.concatenate([nothing, dip]), np.concatenate([dip, nothing]))
+    chords = np.minimum.accumulate((point - dips).min(axis=1)[::-1])[::-1]
+    return chords, shifted, value

@@ -1,0 +1,68 @@
+"""The prices of time and rounds at which the bound is highest, and values around them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from takifugu.plan.curves import Floats
+from takifugu.plan.potentials import Prices
+from takifugu.plan.values import Terrain, Values
+
+_AROUND = (0.0, 0.3, 0.6, 0.8, 0.9, 0.95, 0.98, 1.0, 1.02, 1.05, 1.1, 1.2, 1.5, 2.5, 6.0, 20.0)
+
+
+@dataclass(frozen=True)
+class Priced:
+    """Values at prices around the best ones."""
+
+    values: Values
+    best: int
+    energy_j: float
+    """The estimate of the least energy (no bound)"""
+
+
+def search(terrain: Terrain) -> Priced:
+    """Climbs the concave dual by batches of prices; then values all around its top."""
+    problem = terrain.problem
+    free = float(terrain.estimate([Prices()]).from_start(problem)[0])
+    span = max(problem.time_limit - problem.start_time_s, 1e-9)
+    per_second = _peak(terrain, max(free, 1e-12) / span, 0.0, seconds=True)
+    per_round = 0.0
+    if problem.max_rounds is not None:
+        unit = max(free, 1e-12) / problem.max_rounds
+        slightly = terrain.estimate([Prices(per_second, 0.0), Prices(per_second, unit * 1e-3)])
+        if np.diff(slightly.from_start(problem))[0] > 0:  # the cap binds
+            for _ in range(2):
+                per_round = _peak(terrain, unit, per_second, seconds=False)
+                per_second = _peak(terrain, max(free, 1e-12) / span, per_round, seconds=True)
+    around = [Prices(per_second * f, per_round) for f in (_AROUND if per_second else (0.0,))]
+    if not per_second:
+        around += [Prices(free / span * f, per_round) for f in (0.01, 0.05, 0.2, 1.0, 5.0)]
+    if per_round:
+        around += [
+            Prices(per_second * f, per_round * g) for g in (0.7, 0.9, 1.1, 1.4, 3.0) for f in (0.95, 1.0, 1.1)
+        ]
+    values = terrain.estimate(around)
+    heights = values.from_start(problem)
+    best = int(heights.argmax())
+    return Priced(values, best, float(heights[best]))
+
+
+def _peak(terrain: Terrain, unit: float, other: float, seconds: bool) -> float:
+    """The best price of one kind, the other one fixed; zero if every price lowers the bound."""
+
+    def heights(row: Floats) -> Floats:
+        prices = [Prices(p, other) if seconds else Prices(other, p) for p in row]
+        return terrain.estimate(prices).from_start(terrain.problem)
+
+    row = np.concatenate([[0.0], unit * np.geomspace(0.003, 100.0, 13)])
+    for final in (False, True):
+        top = int(heights(row).argmax())
+        low, high = row[max(top - 1, 0)], row[min(top + 1, len(row) - 1)]
+        if final:
+            return float(row[top])
+        inner = np.geomspace(max(low, high * 1e-2), high, 14)
+        row = np.concatenate([[low], inner[1:-1] if low > 0 else inner[:-1]])
+    return 0.0

@@ -1,0 +1,269 @@
+"""What is left to pay, counted in whole rounds: estimates that guide, and certificates that prove.
+
+Under prices of time and rounds a plan is a path over losses alone: from loss l, a round with share x of
+version m costs c_m(x) and leads to F_m(l, x). `Terrain.estimate` solves that path problem by interpolation
+between grid points (close, but no bound). `Terrain.certified` turns such an estimate into a function V with
+
+    V(l) <= c(x) + V(F(l, x))     for every loss l and every share x that nodes could give,
+    V(l) <= fee + R(l + jump)     for every switch, R a bound on what a round after it costs,
+
+so that V at the start bounds every plan from below. The proof is in docs/decisions/104-whole-rounds.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from takifugu.plan.curves import Floats, SmoothCurve
+from takifugu.plan.potentials import Landscape, Prices
+from takifugu.plan.problem import Problem
+from takifugu.plan.relaxation import Offers
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Arrivals:
+    """Where rounds of one version lead: every grid point of losses with every share of a list."""
+
+    grid: Floats
+    shares: Floats
+    cell: Ints
+    """[point, share]: the grid point below the loss after the round."""
+    above: Floats
+    """[point, share]: how far above it."""
+    done: NDArray[np.bool_]
+    """[point, share]: the round meets the target."""
+    finish: Ints
+    """[point]: the first share that meets the target, or -1."""
+    short: Floats
+    """[point]: how much of the step to that share is needed, from the one before it."""
+
+    @classmethod
+    def of(cls, curve: SmoothCurve, grid: Floats, shares: Floats) -> Arrivals:
+        after = np.minimum(curve.step(grid[:, None], shares[None, :]), grid[:, None])
+        place = np.searchsorted(grid, after.ravel(), side="right").reshape(after.shape) - 1
+        cell = np.clip(place, 0, len(grid) - 2)
+        done = after <= grid[0]
+        first = np.where(done.any(axis=1), done.argmax(axis=1), -1)
+        points = np.arange(len(grid))
+        # Shares come in increasing order, and no data at all leaves the loss as it is.
+        before = np.where(first > 0, after[points, np.maximum(first - 1, 0)], grid)
+        drop = np.maximum(before - after[points, first], 1e-300)
+        short = np.clip((before - grid[0]) / drop, 0.0, 1.0)
+        return cls(grid, shares, cell, np.where(done, 0.0, after - grid[cell]), done, first, short)
+
+    def ahead(self, value: Floats) -> Floats:
+        """[point, share]: the value (linear between points, 0 at the target) after the round."""
+        slope = np.diff(value) / np.diff(self.grid)
+        return np.where(self.done, 0.0, value[self.cell] + slope[self.cell] * self.above)
+
+
+@dataclass(frozen=True)
+class Charges:
+    """Priced costs on intervals of shares: at least the line from `left` to `right` on each."""
+
+    low: Floats
+    high: Floats
+    left: Floats
+    right: Floats
+    at_high: Floats
+    """An estimate, not a bound, of the cost at the interval's upper end."""
+
+
+def charges(offers: Offers, prices: Prices) -> Charges:
+    """What rounds cost at the prices, for every share that the relaxed fleet can give."""
+    if offers.exact:
+        cost = prices.energy * offers.tangent_j[:, 0]
+        cost = cost + prices.per_second * offers.time_s + prices.per_round
+        order = np.argsort(-offers.share, kind="stable")
+        keep = order[cost[order] <= np.minimum.accumulate(cost[order])][::-1]
+        share, cost = offers.share[keep], cost[keep]
+        return Charges(share, share, cost, cost, cost)
+    timed = prices.per_second * offers.time_s[:, None]
+    tangent, left = offers.tangent_j, offers.left_j
+    if prices.energy != 1.0:
+        tangent, left = (np.where(np.isinf(x), np.inf, prices.energy * x) for x in (tangent, left))
+    right_c = (tangent + timed).min(axis=0) + prices.per_round
+    left_c = (left + timed).min(axis=0) + prices.per_round
+    count = int(np.isfinite(right_c).sum())
+    low = np.concatenate([[0.0], offers.share[:-1]])
+    rows = (low, offers.share, left_c, right_c, right_c)
+    return Charges(*(row[:count] for row in rows))
+
+
+def merged(all_charges: Charges, keep: NDArray[np.bool_]) -> Charges:
+    """Fewer intervals: each runs up to the next upper end that is kept, at its first part's lower price."""
+    ends = np.flatnonzero(keep)
+    firsts = np.concatenate([[0], ends[:-1] + 1])
+    single = firsts == ends
+    left = all_charges.left[firsts]
+    right = np.where(single, all_charges.right[ends], left)
+    return Charges(all_charges.low[firsts], all_charges.high[ends], left, right, all_charges.at_high[ends])
+
+
+@dataclass(frozen=True)
+class Values:
+    """Per version a grid of losses; per price and grid point what is left to pay."""
+
+    prices: tuple[Prices, ...]
+    grids: tuple[Floats, ...]
+    value: tuple[Floats, ...]
+    """[version][price, point]: before a switch or a round."""
+    after_switch: tuple[Floats, ...]
+    """[version][price, point]: when a round must follow."""
+
+    def at(self, version: int, loss: Floats, price: int = 0) -> Floats:
+        """Linear between points; nothing is left to pay at or below the target."""
+        grid = self.grids[version]
+        return np.where(loss <= grid[0], 0.0, np.interp(loss, grid, self.value[version][price]))
+
+    def from_start(self, problem: Problem) -> Floats:
+        """[price]: a value (or bound) of the whole plan's energy, limits priced in."""
+        start = problem.version_index[problem.start_version]
+        here = np.array([problem.start_loss])
+        whole = np.array([float(self.at(start, here, p)[0]) for p in range(len(self.prices))])
+        seconds = max(problem.time_limit - problem.start_time_s, 0.0)
+        per_second = np.array([p.per_second for p in self.prices])
+        per_round = np.array([p.per_round for p in self.prices])
+        return np.asarray(whole - per_second * seconds - per_round * (problem.max_rounds or 0))
+
+
+@dataclass
+class Terrain:
+    """The problem as a path over losses: versions' offers, switches, and grids that follow the prices."""
+
+    problem: Problem
+    offers: Sequence[Offers | None]
+    cells: int = 150
+    _arrivals: dict[int, Arrivals] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        grid = Landscape.of(self.problem, self.offers, self.cells).grid
+        # Just above the target a whole round is left to pay: a step, so two points close together.
+        step = grid[0] + 1e-8 * max(abs(grid[0]), 1e-3)
+        self.grid = np.unique(np.concatenate([grid, [step]]))
+        index = self.problem.version_index
+        self.switches = [(index[s.source], index[s.target], s) for s in self.problem.switches]
+        down = all(target > source for source, target, _ in self.switches)
+        self.passes = 1 if down else 4
+        self.usable = [
+            o is not None and isinstance(v.curve, SmoothCurve)
+            for v, o in zip(self.problem.versions, self.offers, strict=True)
+        ]
+        self.sound = all(o is None or ok for o, ok in zip(self.offers, self.usable, strict=True))
+        """Whether every version that can be trained has a curve these bounds can follow."""
+
+    # Estimates.
+
+    def estimate(self, prices: Sequence[Prices]) -> Values:
+        """Values on the rough grid at several prices at once, on a third of the shares."""
+        rows = {}
+        for v in self.trainable():
+            rows[v] = [thinned(charges(self.offers[v], p)) for p in prices]  # type: ignore[arg-type]
+        exact = any(o is not None and o.exact for o in self.offers)
+        if exact and len(prices) > 1:  # complete lists keep other rows at other prices
+            parts = [self.estimate([p]) for p in prices]
+            merge = [np.concatenate([x.value[v] for x in parts]) for v in range(len(self.offers))]
+            after = [np.concatenate([x.after_switch[v] for x in parts]) for v in range(len(self.offers))]
+            return Values(tuple(prices), parts[0].grids, tuple(merge), tuple(after))
+        arrivals = {v: self.arrivals(v, rows[v][0].high) for v in rows}
+        costs = {
+            v: (np.array([c.left for c in rows[v]]), np.array([c.at_high for c in rows[v]])) for v in rows
+        }
+        grids = [self.grid] * len(self.offers)
+        return self._solve(prices, grids, arrivals, costs)
+
+    def trainable(self) -> list[int]:
+        return [v for v, ok in enumerate(self.usable) if ok]
+
+    def arrivals(self, version: int, shares: Floats) -> Arrivals:
+        """On the rough grid; remembered, since most prices share their shares."""
+        known = self._arrivals.get(version)
+        if known is None or not np.array_equal(known.shares, shares):
+            curve = self.problem.versions[version].curve
+            assert isinstance(curve, SmoothCurve)
+            known = self._arrivals[version] = Arrivals.of(curve, self.grid, shares)
+        return known
+
+    def _solve(
+        self,
+        prices: Sequence[Prices],
+        grids: Sequence[Floats],
+        arrivals: dict[int, Arrivals],
+        costs: dict[int, tuple[Floats, Floats]],
+    ) -> Values:
+        count = len(prices)
+        cap = np.array([_ceiling(self.problem, costs, p) for p in range(count)])
+        value = [np.tile(cap[:, None], (1, len(g))) for g in grids]
+        after = [np.tile(cap[:, None], (1, len(g))) for g in grids]
+        for _ in range(self.passes):
+            for v in reversed(range(len(grids))):
+                limit = np.full((count, len(grids[v])), np.inf)
+                for source, target, switch in self.switches:
+                    if source == v and self.usable[target]:
+                        land = grids[v] + switch.loss_jump
+                        for p, price in enumerate(prices):
+                            fee = price.energy * switch.energy_j + price.per_second * switch.time_s
+                            left = fee + np.interp(land, grids[target], after[target][p])
+                            np.minimum(limit[p], left, out=limit[p])
+                if not self.usable[v]:  # nobody can train it: a switch is all there is
+                    value[v] = np.minimum(limit, cap[:, None])
+                    continue
+                value[v] = walk_up(arrivals[v], *costs[v], limit, cap)
+                after[v] = np.minimum(_round_first(arrivals[v], costs[v][1], value[v]), cap[:, None])
+        return Values(tuple(prices), tuple(grids), tuple(value), tuple(after))
+
+
+def _ceiling(problem: Problem, costs: dict[int, tuple[Floats, Floats]], price: int) -> float:
+    """More than any sensible plan costs; stands in for infinity where no version moves."""
+    dearest = max((float(c[price].max()) for _, c in costs.values()), default=1.0)
+    return 1e4 * max(dearest, 1e-12) * min(problem.max_rounds or 1000, 1000)
+
+
+def thinned(all_charges: Charges) -> Charges:
+    if len(all_charges.high) < 60:
+        return all_charges
+    keep = np.zeros(len(all_charges.high), dtype=bool)
+    keep[::-3] = True
+    return merged(all_charges, keep)
+
+
+def walk_up(arrivals: Arrivals, left: Floats, costs: Floats, limit: Floats, cap: Floats) -> Floats:
+    """[price, point]: the least of (round + what is left after it) and (switch), from the target upwards.
+
+    The last round uses just the data it needs, between two shares of the list; `left` is the price just
+    above the smaller of them.
+    """
+    grid, cell = arrivals.grid, arrivals.cell
+    part = arrivals.above / np.diff(grid)[cell]
+    value = np.zeros((len(costs), len(grid)))
+    k = np.maximum(arrivals.finish, 0)
+    last = np.where(arrivals.finish >= 0, left[:, k] + arrivals.short * (costs - left)[:, k], np.inf)
+    ceiling = np.minimum(np.minimum(last, limit), cap[:, None])
+    unfinished = np.where(arrivals.finish >= 0, arrivals.finish, costs.shape[1])
+    for i in range(1, len(grid)):
+        open_ = int(unfinished[i])
+        best = ceiling[:, i]
+        if open_:
+            at, way, price = cell[i, :open_], part[i, :open_], costs[:, :open_]
+            lower, upper = value[:, at], value[:, np.minimum(at + 1, i - 1)]
+            total = price + lower + way * (upper - lower)
+            if at[0] >= i - 1:
+                # Landing between this point and the one below: the same round again and again.
+                stuck = int((at >= i - 1).sum())
+                room = np.maximum(1.0 - np.where(at[:stuck] >= i, 1.0, way[:stuck]), 1e-12)
+                total[:, :stuck] = value[:, i - 1, None] + price[:, :stuck] / room
+            best = np.minimum(total.min(axis=1), best)
+        value[:, i] = np.maximum(best, value[:, i - 1])
+    return value
+
+
+def _round_first(arrivals: Arrivals, costs: Floats, value: Floats) -> Floats:
+    """[price, point]: the least of (round + what is left after it), for when a round must come first."""
+    rows = [(cost + arrivals.ahead(left)).min(axis=1) for cost, left in zip(costs, value, strict=True)]
+    return np.maximum.accumulate(np.array(rows), axis=1)
