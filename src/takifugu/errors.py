@@ -38,6 +38,10 @@ class ProblemError(TakifuguError):
         super().__init__("\n".join(self.mistakes))
 
 
+class RunError(TakifuguError):
+    """A run that cannot start or go on: a damaged or foreign folder, a full disk, nodes that do not fit."""
+
+
 class TakifuguWarning(UserWarning):
     """Something was done, but not quite as the user may believe."""
 
