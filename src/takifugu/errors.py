@@ -30,6 +30,14 @@ class UsageError(TakifuguError):
     """Wrong arguments: an unknown name, a missing input, a combination that makes no sense."""
 
 
+class DataError(TakifuguError):
+    """A data set that is missing, damaged, or cannot be shared out the way it was asked for."""
+
+
+class TrainingError(TakifuguError):
+    """Training that went wrong: a loss or a weight that is no number, or a round nobody took part in."""
+
+
 class ProblemError(TakifuguError):
     """A problem or plan file that cannot be used; carries one message per mistake."""
 
