@@ -59,10 +59,11 @@ def run(
     with _terminable():
         try:
             problem, plan_file = _read(source, out if resume else None)
+            # Before planning, which may take long: what cannot be run need not be planned.
+            setting = _setting(problem, source, out if resume else None, seed, averaging, world, data_dir)
             policies = _policies(problem, plan_file, source, wanted, baselines)
             if isinstance(policies, int):
                 return policies
-            setting = _setting(problem, source, out if resume else None, seed, averaging, world, data_dir)
             results = _simulate(setting, policies, out, resume, command)
         except KeyboardInterrupt:
             _say(f"every whole round is kept; go on with: {command} --out {out} --resume")

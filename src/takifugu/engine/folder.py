@@ -168,16 +168,16 @@ class RunFolder:
                 )
         complaints: list[str] = []
         for number in range(len(rounds), max(len(rounds) - KEPT, -1), -1):
-            row = rounds[number - 1][0] if number else None
+            last = rounds[number - 1][0] if number else None
             try:
-                if row is not None:
-                    self._load(number, row, load)
+                if last is not None:
+                    self._load(number, last, load)
             except CheckpointError as error:
                 complaints.append(str(error))
                 continue
             self._cut_back(number, rounds[number - 1][1] if number else 0)
             notes = tuple(f"{complaint}; went back to round {number}" for complaint in complaints)
-            return Resumed(row, notes)
+            return Resumed(last, notes)
         raise RunError(
             f"{self.path}: no checkpoint to go on from ({'; '.join(complaints)}); "
             "put one of them back, or start anew in another folder"

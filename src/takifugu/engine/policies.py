@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from takifugu.errors import ProblemError, UsageError, near_misses
-from takifugu.plan.baselines import BASELINES, run_best_efforts
+from takifugu.plan.baselines import BASELINES, best_effort
 from takifugu.plan.plan import FORMAT, Decision, Plan, Round, meets_limits, replay
 from takifugu.plan.problem import Problem
 
@@ -63,11 +63,10 @@ def chosen(only: str) -> str:
 
 def baselines(problem: Problem, only: str | None = None) -> list[Policy]:
     """Every baseline that can begin at all, whether or not it expects to meet the limits."""
-    found = run_best_efforts(problem)
     policies = []
     for slug, name in slugs().items():
-        plan = found[name]
-        if plan is None or not plan.rounds or only not in (None, slug):
+        plan = best_effort(problem, name) if only in (None, slug) else None
+        if plan is None or not plan.rounds:
             continue
         distinct = {(d.version, tuple(sorted(d.used.items()))) for d in plan.decisions}
         turns = len(distinct) if slug == "rotating-cohorts" else 1

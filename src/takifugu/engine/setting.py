@@ -15,8 +15,9 @@ import takifugu
 from takifugu.engine.folder import RunFolder
 from takifugu.engine.policies import Policy
 from takifugu.engine.world import World
-from takifugu.errors import RunError, StructureError, UsageError
+from takifugu.errors import RunError, StructureError, TakifuguError, UsageError
 from takifugu.lowrank.averaging import HOW
+from takifugu.lowrank.surgery import build_swaps
 from takifugu.plan.problem import Problem
 from takifugu.structure import Structure
 from takifugu.train.round import RoundSpec, Samples
@@ -76,6 +77,14 @@ class Setting:
     ) -> Setting:
         """Reads `[workload]` of the problem; `base` is where the paths in it start."""
         workload = Workload.from_dict(problem.workload, base)
+        model = workload.build(data_dir)
+        for version, structure in structures.items():
+            try:
+                build_swaps(model, structure)  # whether it fits; nothing is changed
+            except TakifuguError as error:
+                raise RunError(
+                    f"version {version!r}: its structure does not fit the model: {error}"
+                ) from error
         validation = workload.load(data_dir).validation
         names, sizes = [n.name for n in problem.nodes], [n.samples for n in problem.nodes]
         return cls(

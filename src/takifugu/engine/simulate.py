@@ -36,6 +36,8 @@ PATIENCE = 1.5
 MOST_ROUNDS = 2000
 """Where the problem gives no cap."""
 
+NOBODY = "no node of the next round is available any more"
+
 Progress = Callable[[Row], None]
 
 
@@ -150,7 +152,7 @@ class _Simulation:
         decision, _ = self.policy.at(state.round + 1)
         found = self._assemble(decision, state.clock_s)
         if found is None:
-            return "no node of the next round is available any more"
+            return NOBODY
         start, _, time_s = found
         if start + time_s > problem.time_limit:
             return "the plan is exhausted, and another round would end past the deadline"
@@ -192,18 +194,25 @@ class _Simulation:
         openings = {ready_s, *(a for own in windows for a, _ in own if a > ready_s)}
         best: tuple[float, dict[int, int], float] | None = None
         for opening in sorted(openings):
-            present = {
-                place: samples
-                for place, samples in decision.used.items()
-                if self._open(place, opening, decision.version, samples)
-            }
+            present = self._present(decision, opening)
             if present and (best is None or sum(present.values()) > sum(best[1].values())):
                 best = opening, present, self.fleet.round_cost(decision.version, present).time_s
         return best
 
-    def _open(self, place: int, opening: float, version: int, samples: int) -> bool:
-        alone = self.fleet.round_cost(version, {place: samples}).time_s
-        return earliest_start(self.problem.nodes[place].available, opening, alone) == opening
+    def _present(self, decision: Decision, opening: float) -> dict[int, int]:
+        """Who can stay for a whole round that begins now; without those who cannot, it may be shorter."""
+        present = dict(decision.used)
+        while present:
+            time_s = self.fleet.round_cost(decision.version, present).time_s
+            staying = {
+                place: samples
+                for place, samples in present.items()
+                if earliest_start(self.problem.nodes[place].available, opening, time_s) == opening
+            }
+            if len(staying) == len(present):
+                break
+            present = staying
+        return present
 
     def _round(self, state: State) -> tuple[State, str | None]:
         problem, number = self.problem, state.round + 1
@@ -214,10 +223,9 @@ class _Simulation:
         found = self._assemble(decision, ready)
         if found is None:
             # No member is left: the plan cannot go on by the true clock.
-            reason = "no node of the next round is available any more"
-            event = self._event("stopped", number, state.clock_s, reason=reason)
+            event = self._event("stopped", number, state.clock_s, reason=NOBODY)
             self.folder.add_events([event], state.round)
-            return state, reason
+            return state, NOBODY
         start, used, planned_s = found
         members = {problem.nodes[place].name: samples for place, samples in sorted(used.items())}
         outcomes = {
@@ -236,7 +244,7 @@ class _Simulation:
         slowest = max((outcomes[name].time_s for name in returned), default=0.0)
         if len(returned) < len(members):
             slowest = max(slowest, PATIENCE * (planned_s - problem.overhead_s))
-        nodes = [
+        nodes: list[Row] = [
             {
                 "round": number,
                 "node": name,
@@ -249,7 +257,7 @@ class _Simulation:
             }
             for name, outcome in outcomes.items()
         ]
-        energy = sum(float(row["energy_j"]) for row in nodes) + problem.overhead_j
+        energy = sum(row["energy_j"] for row in nodes) + problem.overhead_j
         energy += switch.energy_j if switch else 0.0
         sent = sum(outcome.bytes for outcome in outcomes.values())
         end = start + (slowest + problem.overhead_s)

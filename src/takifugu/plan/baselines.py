@@ -257,11 +257,8 @@ def run_baselines(problem: Problem) -> dict[str, Plan | None]:
     return {name: make(bench) for name, make in BASELINES.items()}
 
 
-def run_best_efforts(problem: Problem) -> dict[str, Plan | None]:
-    """Every baseline as one would run it; nothing only where it has no way to begin."""
+def best_effort(problem: Problem, name: str) -> Plan | None:
+    """A baseline as one would run it; nothing only where it has no way to begin."""
     fleet = Fleet.of(problem)
-    found = {name: make(Bench(problem, fleet)) for name, make in BASELINES.items()}
-    return {
-        name: plan if plan is not None else BASELINES[name](Bench(problem, fleet, best_effort=True))
-        for name, plan in found.items()
-    }
+    plan = BASELINES[name](Bench(problem, fleet))
+    return plan if plan is not None else BASELINES[name](Bench(problem, fleet, best_effort=True))
