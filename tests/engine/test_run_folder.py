@@ -276,6 +276,22 @@ def test_a_damaged_header_is_named(tmp_path: Path) -> None:
         RunFolder.open(tmp_path / "nowhere")
 
 
+def test_only_one_process_at_a_time(tmp_path: Path) -> None:
+    run = Rounds(tmp_path / "run")
+    again = RunFolder.open(tmp_path / "run")
+    with run.folder.locked(), pytest.raises(RunError, match="another process is carrying this run out"):
+        again.locked().__enter__()
+    with again.locked():
+        pass
+
+
+def test_a_missing_log_is_named(tmp_path: Path) -> None:
+    Rounds(tmp_path / "run").add(1)
+    (tmp_path / "run" / "nodes.jsonl").unlink()
+    with pytest.raises(RunError, match=r"nodes\.jsonl: cannot be read .*put it back"):
+        resumed(tmp_path / "run")
+
+
 def test_a_changed_structure_file_is_noticed(tmp_path: Path) -> None:
     run = Rounds(tmp_path / "run")
     id = tk.Structure().id

@@ -22,6 +22,8 @@ from takifugu.engine.simulate import simulate
 from takifugu.engine.world import NO_SPREAD, Spread, World
 from takifugu.errors import RunError
 from takifugu.plan.problem import Problem
+from takifugu.train.cooperative import cooperative_round
+from takifugu.zoo import small
 
 UNREACHABLE = {"loss": 0.001}
 
@@ -388,6 +390,46 @@ def test_stopped_after_every_round_it_is_still_the_same_run(tmp_path: Path, unin
     assert result == json.loads((uninterrupted / "run" / "result.json").read_text())
     resumed = [e for e in lines(tmp_path / "run" / "events.jsonl") if e["event"] == "resumed"]
     assert [e["round"] for e in resumed] == [1, 2, 3, 4, 5, 6, 7]
+
+
+def test_a_models_layout_in_memory_makes_no_difference(tmp_path: Path) -> None:
+    """Files know no strides; a model in another layout would round differently after it was loaded."""
+
+    class Enough(Exception):
+        pass
+
+    def stop(row: dict[str, Any]) -> None:
+        raise Enough
+
+    def build() -> torch.nn.Module:
+        torch.manual_seed(0)
+        return small.cnn(width=4).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+    data = small_fleet.problem_dict(target={**UNREACHABLE, "max_rounds": 3})
+    shape = small_fleet.setting(data, tmp_path)
+    structures = {"dense": tk.Structure(), "r0.25": tk.choose(build(), 0.5)}
+    setting = dataclasses.replace(shape, build=build, structures=structures)
+    policy = small_fleet.policy(setting.problem, [("dense", {0: 60}), ("r0.25", {0: 60}), ("r0.25", {1: 70})])
+    carry_out(setting, policy, tmp_path / "whole")
+    for _ in range(3):
+        with pytest.raises(Enough):
+            simulate(policy, setting, setting.folder(tmp_path / "run", policy, resume=True), stop)
+    carry_out(setting, policy, tmp_path / "run", resume=True)
+    assert files(tmp_path / "run") == files(tmp_path / "whole")
+
+
+def test_every_round_draws_its_own_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def spy(*arguments: Any, round_index: int) -> Any:
+        seen.append(round_index)
+        return cooperative_round(*arguments, round_index=round_index)
+
+    monkeypatch.setattr("takifugu.engine.simulate.cooperative_round", spy)
+    data = small_fleet.problem_dict(target={**UNREACHABLE, "max_rounds": 3})
+    setting = small_fleet.setting(data, tmp_path)
+    carry_out(setting, small_fleet.policy(setting.problem, [("dense", {0: 60})]), tmp_path / "run")
+    assert seen == [1, 2, 3]
 
 
 def test_a_damaged_checkpoint_costs_a_round_and_changes_nothing(tmp_path: Path, uninterrupted: Path) -> None:

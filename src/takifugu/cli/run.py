@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import sys
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -240,6 +241,9 @@ def _terminable() -> Iterator[None]:
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals are the main thread's business
+        return
     before = signal.signal(signal.SIGTERM, stop)
     try:
         yield

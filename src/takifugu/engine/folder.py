@@ -16,6 +16,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+try:
+    import fcntl
+except ImportError:  # Windows has no such locks
+    fcntl = None  # type: ignore[assignment]
+
 from takifugu.errors import CheckpointError, RunError, StructureError
 from takifugu.structure import Structure
 
@@ -152,6 +157,19 @@ class RunFolder:
             raise RunError(f"{path}: holds structure {structure.id}; it has been changed, put it back")
         return structure
 
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Only one process at a time carries a run out; the lock ends with the process, however it ends."""
+        with (self.path / "run.json").open("rb") as file:
+            if fcntl is not None:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except OSError:
+                    raise RunError(
+                        f"{self.path}: another process is carrying this run out; wait for it, or end it"
+                    ) from None
+            yield
+
     # ---- going on -----------------------------------------------------------------------------------
 
     def resume(self, load: Callable[[Path, Row], None]) -> Resumed:
@@ -175,7 +193,8 @@ class RunFolder:
             except CheckpointError as error:
                 complaints.append(str(error))
                 continue
-            self._cut_back(number, rounds[number - 1][1] if number else 0)
+            with _disk(self.path, number):
+                self._cut_back(number, rounds[number - 1][1] if number else 0)
             notes = tuple(f"{complaint}; went back to round {number}" for complaint in complaints)
             return Resumed(last, notes)
         raise RunError(
@@ -201,8 +220,9 @@ class RunFolder:
                 end = after
             _truncate(path, end)
         _truncate(self.path / "rounds.jsonl", rounds_end)
+        kept = {self.checkpoint(number - age) for age in range(KEPT)}
         for path in (self.path / "checkpoints").iterdir():
-            if not path.stem.isdecimal() or path.suffix != ".safetensors" or int(path.stem) > number:
+            if path not in kept:
                 path.unlink()
 
 
@@ -291,10 +311,14 @@ def _read(path: Path) -> Row:
 
 def _lines(path: Path) -> Iterator[tuple[Row, int]]:
     """Each whole line, and where in the file it ends. Damage before the last line is an error."""
-    if not path.is_file():
-        raise RunError(f"{path}: is missing; put it back, or start anew in another folder")
+    try:
+        opened = path.open("rb")
+    except OSError as error:
+        raise RunError(
+            f"{path}: cannot be read ({error.strerror}); put it back, or start anew in another folder"
+        ) from None
     end = 0
-    with path.open("rb") as file:
+    with opened as file:
         size = os.fstat(file.fileno()).st_size
         for number, line in enumerate(file, start=1):
             end += len(line)

@@ -71,8 +71,9 @@ def simulate(
     policy: Policy, setting: Setting, folder: RunFolder, progress: Progress | None = None
 ) -> dict[str, Any]:
     """Runs to the end, from wherever the folder stands; returns what `result.json` says."""
-    done = folder.result()
-    return done if done is not None else _Simulation(policy, setting, folder, progress).run()
+    with folder.locked():
+        done = folder.result()
+        return done if done is not None else _Simulation(policy, setting, folder, progress).run()
 
 
 class _Simulation:
@@ -112,15 +113,8 @@ class _Simulation:
 
     def _start_model(self) -> nn.Module:
         model = self.setting.build()
-        self._become_(model, self.problem.start_version)
+        apply_(model, self.setting.structures[self.problem.start_version])
         return model
-
-    def _become_(self, model: nn.Module, version: str) -> None:
-        apply_(model, self.setting.structures[version])
-        # A checkpoint forgets strides, and products of the same numbers in another layout round differently:
-        # a resumed run would part from one that was never stopped.
-        for parameter in model.parameters():
-            parameter.data = parameter.data.contiguous()
 
     def _load(self, path: Path, row: Row) -> None:
         load(path, self.model)
@@ -234,11 +228,11 @@ class _Simulation:
         }
         events = self._events(number, state, decision, switch, ready, start, members, outcomes)
         if switch is not None:
-            self._become_(self.model, version.name)
+            apply_(self.model, self.setting.structures[version.name])
         returned = {name: members[name] for name, o in outcomes.items() if o.status != "dropped"}
         trained = self._train(number, returned)
         score = evaluate(self.model, self.setting.validation, self.setting.spec.loss)
-        if not math.isfinite(score.loss):
+        if not math.isfinite(score.loss + trained.truncation):
             raise TrainingError(f"the validation loss is {score.loss} after round {number}; lower the rate")
 
         slowest = max((outcomes[name].time_s for name in returned), default=0.0)
