@@ -185,7 +185,7 @@ class _Space:
         # A loss that was never negative will not become so.
         bottom = 0.0 if least >= 0 and runs.first.min() >= 0 else least - spread
         bounds = {
-            "floor": (bottom - 1e-9, max(least, bottom + 1e-9)),
+            "floor": (bottom, max(least, bottom + 1e-9)),
             "rate": (np.log(1e-4), np.log(50.0)),
             "scale": (np.log(spread * 1e-3), np.log(spread * 1e4)),
             "exponent": (np.log(0.05), np.log(20.0)),
@@ -194,14 +194,21 @@ class _Space:
         }
         self.low, self.high = np.array([bounds[name] for name in self.names]).T
         usual = {
-            "floor": None,
+            # Where losses do not bend yet, a floor is not to be read out of their noise.
+            "floor": bottom,
             "rate": np.log(0.3),
             "scale": np.log(spread),
             "exponent": np.log(1.0),
             "data_gain": None,
             "data_exponent": np.log(0.5),
         }
-        self.held = [(i, usual[n]) for i, n in enumerate(self.names) if usual[n] is not None]
+        # The pull on the floor is relative to how far the loss may fall.
+        self.held = [
+            (i, usual[n], 1.0 / max(runs.first.max() - bottom, 1e-9) if n == "floor" else 1.0)
+            for i, n in enumerate(self.names)
+            if usual[n] is not None
+        ]
+        self._scale = usual["scale"]
         self._floors = (bottom + 0.2 * (least - bottom), bottom + 0.9 * (least - bottom))
         self._gain = 0.05 * spread
 
@@ -211,7 +218,7 @@ class _Space:
                 guess = {
                     "floor": floor,
                     "rate": np.log(speed),
-                    "scale": self.held[0][1],
+                    "scale": self._scale,
                     "exponent": np.log(0.4 if speed < 0.5 else 2.0),
                     "data_gain": self._gain,
                     "data_exponent": np.log(0.5),
@@ -254,7 +261,7 @@ class _Space:
     def residuals(self, points: Floats, runs: _Runs) -> Floats:
         """(P, residuals): relative errors of all rounds seen, and the weak pull towards usual values."""
         errors = (self.trajectories(points, runs) - runs.losses) / runs.scale
-        pulls = [_PRIOR * (points[:, i] - usual) for i, usual in self.held]
+        pulls = [_PRIOR * unit * (points[:, i] - usual) for i, usual, unit in self.held]
         return np.concatenate([errors[:, runs.seen], np.array(pulls).T], axis=1)
 
 
