@@ -8,8 +8,9 @@ go on from there bit for bit.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,10 @@ from takifugu.errors import CheckpointError, TrainingError
 from takifugu.lowrank.checkpoint import load, save
 from takifugu.lowrank.surgery import apply_, structure_of
 from takifugu.plan.fleet import Fleet, earliest_start
-from takifugu.plan.plan import Decision
+from takifugu.plan.plan import Decision, Round
 from takifugu.plan.problem import Switch
 from takifugu.train.cooperative import cooperative_round, member_seed
-from takifugu.train.evaluation import evaluate
+from takifugu.train.evaluation import Score, evaluate
 from takifugu.train.round import Samples
 
 PATIENCE = 1.5
@@ -84,7 +85,6 @@ class _Simulation:
         self.problem = setting.problem
         self.progress = progress or (lambda _: None)
         self.fleet = Fleet.of(self.problem)
-        self.places = {node.name: place for place, node in enumerate(self.problem.nodes)}
         self.switches = {(s.source, s.target): s for s in self.problem.switches}
         self.model = self._start_model()
 
@@ -208,7 +208,8 @@ class _Simulation:
             present = staying
         return present
 
-    def _round(self, state: State) -> tuple[State, str | None]:
+    def _begin(self, state: State) -> _Begun | None:
+        """The next round as the server sets it off; nothing, if no member is available any more."""
         problem, number = self.problem, state.round + 1
         decision, predicted = self.policy.at(number)
         version = problem.versions[decision.version]
@@ -216,81 +217,106 @@ class _Simulation:
         ready = state.clock_s + (switch.time_s if switch else 0.0)
         found = self._assemble(decision, ready)
         if found is None:
-            # No member is left: the plan cannot go on by the true clock.
-            event = self._event("stopped", number, state.clock_s, reason=NOBODY)
-            self.folder.add_events([event], state.round)
-            return state, NOBODY
+            return None
         start, used, planned_s = found
         members = {problem.nodes[place].name: samples for place, samples in sorted(used.items())}
         outcomes = {
             name: self.setting.world.outcome(number, name, version.name, samples)
             for name, samples in members.items()
         }
-        events = self._events(number, state, decision, switch, ready, start, members, outcomes)
-        if switch is not None:
-            apply_(self.model, self.setting.structures[version.name])
-        returned = {name: members[name] for name, o in outcomes.items() if o.status != "dropped"}
-        trained = self._train(number, returned)
+        absent = tuple(problem.nodes[place].name for place in sorted(set(decision.used) - set(used)))
+        return _Begun(
+            number, version.name, switch, predicted, ready, start, planned_s, members, outcomes, absent
+        )
+
+    def _round(self, state: State) -> tuple[State, str | None]:
+        begun = self._begin(state)
+        if begun is None:
+            event = self._event("stopped", state.round + 1, state.clock_s, reason=NOBODY)
+            self.folder.add_events([event], state.round)
+            return state, NOBODY
+        if begun.switch is not None:
+            apply_(self.model, self.setting.structures[begun.version])
+        trained = self._train(begun.number, begun.returned)
         score = evaluate(self.model, self.setting.validation, self.setting.spec.loss)
         if not math.isfinite(score.loss + trained.truncation):
-            raise TrainingError(f"the validation loss is {score.loss} after round {number}; lower the rate")
+            raise TrainingError(
+                f"the validation loss is {score.loss} after round {begun.number}; lower the learning rate"
+            )
+        slowest = self._slowest(begun)
+        nodes = self._node_rows(begun, slowest, trained)
+        row = self._row(state, begun, slowest, nodes, trained, score)
+        after = State.after(row)
+        events = self._events(state, begun)
+        reason = self._over(after)
+        if reason is not None:
+            events.append(self._ending(after, reason))
+        self.folder.add_round(row, nodes, events, lambda path: save(self.model, path))
+        self.progress(row)
+        return after, reason
 
-        slowest = max((outcomes[name].time_s for name in returned), default=0.0)
-        if len(returned) < len(members):
-            slowest = max(slowest, PATIENCE * (planned_s - problem.overhead_s))
-        nodes: list[Row] = [
+    def _slowest(self, begun: _Begun) -> float:
+        """When the server has waited long enough, in seconds after the start."""
+        slowest = max((begun.outcomes[name].time_s for name in begun.returned), default=0.0)
+        if len(begun.returned) < len(begun.members):
+            slowest = max(slowest, PATIENCE * (begun.planned_s - self.problem.overhead_s))
+        return slowest
+
+    def _node_rows(self, begun: _Begun, slowest: float, trained: _Trained) -> list[Row]:
+        return [
             {
-                "round": number,
+                "round": begun.number,
                 "node": name,
-                "samples": members[name],
+                "samples": begun.members[name],
                 "time_s": outcome.time_s,
                 "energy_j": outcome.energy_j + self._idle_j(name, outcome, slowest),
                 "bytes": outcome.bytes,
                 "train_loss": trained.losses.get(name),
                 "status": outcome.status,
             }
-            for name, outcome in outcomes.items()
+            for name, outcome in begun.outcomes.items()
         ]
-        energy = sum(row["energy_j"] for row in nodes) + problem.overhead_j
+
+    def _row(
+        self,
+        state: State,
+        begun: _Begun,
+        slowest: float,
+        nodes: Sequence[Row],
+        trained: _Trained,
+        score: Score,
+    ) -> Row:
+        switch, predicted = begun.switch, begun.predicted
+        length = slowest + self.problem.overhead_s
+        energy = sum(row["energy_j"] for row in nodes) + self.problem.overhead_j
         energy += switch.energy_j if switch else 0.0
-        sent = sum(outcome.bytes for outcome in outcomes.values())
-        end = start + (slowest + problem.overhead_s)
-        after = State(
-            number, version.name, end, state.energy_j + energy, state.bytes + sent, score.loss, score.accuracy
-        )
-        reason = self._over(after)
-        if reason is not None:
-            events.append(self._ending(after, reason))
-        row: Row = {
-            "round": number,
-            "version": version.name,
-            "structure": self.setting.structures[version.name].id,
+        sent = sum(row["bytes"] for row in nodes)
+        return {
+            "round": begun.number,
+            "version": begun.version,
+            "structure": self.setting.structures[begun.version].id,
             "switched": switch is not None,
-            "start_s": start,
-            "end_s": end,
-            "time_s": slowest + problem.overhead_s + (switch.time_s if switch else 0.0),
+            "start_s": begun.start_s,
+            "end_s": begun.start_s + length,
+            "time_s": length + (switch.time_s if switch else 0.0),
             "energy_j": energy,
             "loss": score.loss,
             "accuracy": score.accuracy,
             "train_loss": trained.loss,
             "bytes": sent,
-            "samples": sum(returned.values()),
-            "members": len(members),
-            "dropped": len(members) - len(returned),
+            "samples": sum(begun.returned.values()),
+            "members": len(begun.members),
+            "dropped": len(begun.members) - len(begun.returned),
             "truncation": trained.truncation,
-            "predicted": None
-            if predicted is None
-            else {
+            "predicted": predicted
+            and {
                 "start_s": predicted.start_s,
                 "time_s": predicted.time_s,
                 "energy_j": predicted.energy_j,
                 "loss": predicted.loss,
             },
-            "total": {"energy_j": after.energy_j, "bytes": after.bytes},
+            "total": {"energy_j": state.energy_j + energy, "bytes": state.bytes + sent},
         }
-        self.folder.add_round(row, nodes, events, lambda path: save(self.model, path))
-        self.progress(row)
-        return after, reason
 
     def _idle_j(self, name: str, outcome: Outcome, slowest: float) -> float:
         if outcome.status == "dropped":
@@ -331,33 +357,46 @@ class _Simulation:
             return self._event("target_met", state.round, state.clock_s, loss=state.loss)
         return self._event("stopped", state.round, state.clock_s, reason=reason)
 
-    def _events(
-        self,
-        number: int,
-        state: State,
-        decision: Decision,
-        switch: Switch | None,
-        ready: float,
-        start: float,
-        members: Mapping[str, int],
-        outcomes: Mapping[str, Outcome],
-    ) -> list[Row]:
-        events: list[Row] = []
+    def _events(self, state: State, begun: _Begun) -> list[Row]:
+        number, switch, events = begun.number, begun.switch, []
         if number == len(self.policy.plan.rounds) + 1:
             events.append(self._event("beyond_plan", number, state.clock_s, loss=state.loss))
         if switch is not None:
             names = {"from": switch.source, "to": switch.target}
             events.append(self._event("switch", number, state.clock_s, **names))
-        if start > ready:
-            events.append(self._event("wait", number, ready, seconds=start - ready))
-        for place in sorted(decision.used):
-            if (name := self.problem.nodes[place].name) not in members:
-                events.append(self._event("absent", number, start, node=name))
+        if begun.start_s > begun.ready_s:
+            seconds = begun.start_s - begun.ready_s
+            events.append(self._event("wait", number, begun.ready_s, seconds=seconds))
+        events += [self._event("absent", number, begun.start_s, node=name) for name in begun.absent]
         kinds = {"slow": "slow", "dropped": "dropout"}
-        for name, outcome in outcomes.items():
-            if outcome.status in kinds:
-                events.append(self._event(kinds[outcome.status], number, start, node=name))
+        events += [
+            self._event(kinds[outcome.status], number, begun.start_s, node=name)
+            for name, outcome in begun.outcomes.items()
+            if outcome.status in kinds
+        ]
         return events
+
+
+@dataclass(frozen=True)
+class _Begun:
+    """A round that has been set off: who takes part, and what will become of them."""
+
+    number: int
+    version: str
+    switch: Switch | None
+    predicted: Round | None
+    ready_s: float
+    start_s: float
+    planned_s: float
+    """How long it should take by the profile, without the switch."""
+    members: Mapping[str, int]
+    outcomes: Mapping[str, Outcome]
+    absent: tuple[str, ...]
+    """Whose windows are over by the true clock."""
+
+    @cached_property
+    def returned(self) -> dict[str, int]:
+        return {name: n for name, n in self.members.items() if self.outcomes[name].status != "dropped"}
 
 
 @dataclass(frozen=True)
