@@ -109,7 +109,7 @@ def main() -> None:
         warmup=3,
         after=8,
         batch=16,
-        limit=4000,
+        limit=2000,
         width=128,
         channels=8,
         threads=1,

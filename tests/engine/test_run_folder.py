@@ -232,6 +232,21 @@ def test_a_full_disk_is_a_clear_error_and_loses_nothing(tmp_path: Path, monkeypa
     assert resumed(tmp_path / "run")[0].last["round"] == 2
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+@pytest.mark.parametrize("log", ["nodes.jsonl", "rounds.jsonl"])
+def test_a_device_that_is_really_full(tmp_path: Path, log: str) -> None:
+    run = Rounds(tmp_path / "run").add(1, 2)
+    path, aside = tmp_path / "run" / log, tmp_path / log
+    before = contents(tmp_path / "run")
+    path.rename(aside)
+    path.symlink_to("/dev/full")
+    with pytest.raises(RunError, match=r"No space left on device.*round 2 is safe"):
+        run.add(3)
+    aside.replace(path)
+    assert resumed(tmp_path / "run")[0].last["round"] == 2
+    assert contents(tmp_path / "run") == before
+
+
 def test_a_folder_in_use_is_not_overwritten(tmp_path: Path) -> None:
     Rounds(tmp_path / "run").add(1)
     with pytest.raises(RunError, match="holds a run already; continue it with --resume"):
