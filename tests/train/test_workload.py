@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from takifugu.errors import DataError, TakifuguError, UsageError
+from takifugu.lowrank.choice import choose
 from takifugu.train import partition
 from takifugu.train.workload import Workload
 
@@ -101,7 +102,7 @@ def test_the_validation_set_is_stratified(count: int, classes: int, share: float
     assert sorted([*train, *held]) == list(range(count))
     assert len(held) == round(share * count)
     for label in range(classes):
-        assert abs((labels[held] == label).sum() - share * (labels == label).sum()) < 1 + 1e-9
+        assert abs((labels[held] == label).sum() - share * (labels == label).sum()) < 1
 
 
 def test_digits_end_to_end() -> None:
@@ -124,9 +125,19 @@ def test_a_model_is_sized_by_the_data() -> None:
     pytest.importorskip("sklearn")
     zoo = Workload.from_dict({**TABLE, "model": "resnet18-cifar10", "model_options": {"width": 4}})
     assert zoo.build()(torch.zeros(2, 1, 8, 8)).shape == (2, 10)
-    assert zoo.where()("layer2.0.conv1", None)
+    assert zoo.where(zoo.build())("layer2.0.conv1", None)
     mlp = Workload.from_dict({**TABLE, "model": "takifugu.zoo.small:mlp", "model_options": {"depth": 1}})
     assert mlp.build()(torch.zeros(2, 1, 8, 8)).shape == (2, 10)
+
+
+def test_the_head_stays_dense_unless_named() -> None:
+    pytest.importorskip("sklearn")
+    mlp = {**TABLE, "model": "takifugu.zoo.small:mlp", "model_options": {}}
+    for low_rank, wanted in (([], {"1", "3"}), (["*"], {"1", "3", "5"}), (["3"], {"3"})):
+        workload = Workload.from_dict({**mlp, "low_rank": low_rank})
+        model = workload.build()
+        structure = choose(model, 0.25, workload.where(model))
+        assert {spec.name for spec in structure} == wanted
 
 
 def test_limit_takes_a_stratified_part() -> None:
@@ -209,6 +220,7 @@ def test_files_of_the_nodes(tmp_path: Path) -> None:
         ({"partition": {"kind": "writers"}}, "needs data = 'mnist'"),
         ({"partition": {"kind": "files"}}, "partition.pattern"),
         ({"optimizer": {"kind": "sgd"}}, "workload.optimizer.lr: is missing"),
+        ({"low_rank": "a"}, "workload.low_rank: 'a' is not a list"),
         ({"seed": -1}, "workload.seed: -1"),
         ({"limit": 0}, "workload.limit"),
     ],

@@ -147,11 +147,8 @@ class _FactorizedConv(Factorized):
             return None
         g, r = self.config["groups"], self.rank["weight"]
         v, u = _get(self.v, g).detach(), _get(self.u, g).detach()
-        if self.scheme == "separable":
-            A = u.permute(0, 1, 4, 3, 2)
-        else:
-            A = u.movedim(2, -1)  # (g, o, *k, r); the kernel is 1 x 1 for the paper's scheme
-        return {"weight": (A.reshape(g, -1, r), v.reshape(g, r, -1))}
+        # u is (g, o, r, *k), where k is whatever part of the kernel the scheme has left to it.
+        return {"weight": (u.movedim(2, -1).reshape(g, -1, r), v.reshape(g, r, -1))}
 
     @torch.no_grad()
     def fill_(self, weights: Weights, unfoldings: list[Unfolding], decompose: Decomposer) -> float:

@@ -24,6 +24,12 @@ LABEL_WEIGHTS = (0.0, 0.25, 0.5, 0.75, 1.0)
 _PRIOR = 0.02
 """How much a parameter that the data say nothing about is held near its usual value."""
 
+_KINSHIP = 0.05
+"""Likewise, near the value of the reference version."""
+
+_ENOUGH = 8
+"""As many later rounds tell a version's family by themselves."""
+
 
 @dataclass(frozen=True)
 class Observation:
@@ -73,35 +79,38 @@ def fit_versions(
     samples: int = 20,
     seed: int = 0,
 ) -> Fits:
-    """A curve for each version, and one label weight for all of them: the one that fits best together."""
-    trials: dict[float, dict[str, _Solution]] = {}
+    """A curve for each version, and one label weight for all of them: the one that fits best together.
+
+    The first version (the dense one) is the reference: versions of one model learn alike, so what a version's
+    own rounds leave open is taken from it.
+    """
+    if not observations:
+        raise DataError("there are no observed rounds to fit curves to; run pilots first")
     if all(o.imbalance == 0.0 for rounds in observations.values() for o in rounds):
         label_weights = label_weights[:1]  # nothing to tell them apart by
-    families = {name: _family(name, rounds, 0.0) for name, rounds in observations.items()}
-    for weight in label_weights:
-        trials[weight] = {
-            name: _solve(families[name][0], _Runs.of(name, rounds, weight))
-            for name, rounds in observations.items()
-        }
+    families = _families(observations, label_weights[0])
+    trials = {weight: _solve_all(observations, weight, families) for weight in label_weights}
     # Slightly in favour of small weights: where they explain as much, they ask for less.
     cost = {
         weight: sum(s.cost for s in found.values()) * (1 + 0.01 * weight) for weight, found in trials.items()
     }
     weight = min(cost, key=lambda w: (cost[w], w))
-    found = {}
-    for name, rounds in observations.items():
-        kind, error = families[name] if weight == 0.0 else _family(name, rounds, weight)
-        solution = trials[weight][name] if kind == families[name][0] else None
-        found[name] = _fit(kind, error, _Runs.of(name, rounds, weight), samples, seed, solution)
-    return Fits(found, weight)
+    solutions = trials[weight]
+    if weight != label_weights[0]:
+        families = _families(observations, weight)
+        solutions = _solve_all(observations, weight, families)
+    fits = {
+        name: _fit(solutions[name], families[name].error, _Runs.of(name, rounds, weight), samples, seed)
+        for name, rounds in observations.items()
+    }
+    return Fits(fits, weight)
 
 
 def fit(
     observations: Sequence[Observation], label_weight: float = 0.0, samples: int = 20, seed: int = 0
 ) -> Fit:
     """The curve of one version."""
-    kind, error = _family("the version", observations, label_weight)
-    return _fit(kind, error, _Runs.of("the version", observations, label_weight), samples, seed)
+    return fit_versions({"the version": observations}, (label_weight,), samples, seed).versions["the version"]
 
 
 def predict(curve: Exponential | Power, first_loss: float, shares: Sequence[float]) -> list[float]:
@@ -140,7 +149,11 @@ class _Runs:
             raise DataError(
                 f"{name}: {len(observations)} observed rounds are too few for a curve; run longer pilots"
             )
-        runs = [sorted(rounds, key=lambda o: o.round) for _, rounds in sorted(by_run.items())]
+        runs = [
+            part
+            for _, rounds in sorted(by_run.items())
+            for part in _before_and_after(sorted(rounds, key=lambda o: o.round))
+        ]
         longest = max(map(len, runs))
         shape = (longest, len(runs))
         losses, shares, seen = np.zeros(shape), np.ones(shape), np.zeros(shape, dtype=bool)
@@ -158,6 +171,13 @@ class _Runs:
         return replace(self, seen=self.seen & (np.arange(len(self.losses))[:, None] < kept))
 
     @property
+    def weight(self) -> Floats:
+        """Later rounds say more about rounds to come: they weigh up to four times as much as the first."""
+        count = np.maximum(self.seen.sum(axis=0), 1)
+        age = np.maximum(count - 1 - np.arange(len(self.losses))[:, None], 0) / count
+        return np.asarray(0.25**age)
+
+    @property
     def least(self) -> float:
         return float(self.losses[self.seen].min())
 
@@ -171,10 +191,20 @@ class _Runs:
         return np.maximum(np.abs(self.losses), 0.02 * self.spread)
 
 
+def _before_and_after(rounds: list[Observation]) -> list[list[Observation]]:
+    """Fresh networks often hesitate before their loss falls. No curve here does: they fall fastest at once.
+    Cut at the steepest round, what comes after is fitted as it is, not with the delay made up for."""
+    falls = [one.loss_before - one.loss_after for one in rounds]
+    steepest = max(range(len(falls)), key=falls.__getitem__)
+    if not 0 < steepest < len(falls) - 1 or falls[steepest] < 1.3 * max(falls[0], 0.0):
+        return [rounds]
+    return [rounds[:steepest], rounds[steepest:]]
+
+
 class _Space:
     """A family's parameters as a vector within bounds: floor and gain as they are, others as logarithms."""
 
-    def __init__(self, kind: str, runs: _Runs) -> None:
+    def __init__(self, kind: str, runs: _Runs, like: _Solution | None = None) -> None:
         self.kind = kind
         shape = ("rate",) if kind == "exponential" else ("scale", "exponent")
         shares = runs.share[runs.seen]
@@ -202,9 +232,14 @@ class _Space:
             "data_gain": None,
             "data_exponent": np.log(0.5),
         }
-        # The pull on the floor is relative to how far the loss may fall.
+        strength = _PRIOR
+        if like is not None and like.space.kind == kind:
+            strength = _KINSHIP
+            usual |= dict(zip(like.space.names, like.point, strict=True))
+        # Pulls on the floor and the gain are relative to how far the loss may fall.
+        fall = max(float(runs.first.max()) - bottom, 1e-9)
         self.held = [
-            (i, usual[n], 1.0 / max(runs.first.max() - bottom, 1e-9) if n == "floor" else 1.0)
+            (i, usual[n], strength / fall if n in ("floor", "data_gain") else strength)
             for i, n in enumerate(self.names)
             if usual[n] is not None
         ]
@@ -260,8 +295,8 @@ class _Space:
 
     def residuals(self, points: Floats, runs: _Runs) -> Floats:
         """(P, residuals): relative errors of all rounds seen, and the weak pull towards usual values."""
-        errors = (self.trajectories(points, runs) - runs.losses) / runs.scale
-        pulls = [_PRIOR * unit * (points[:, i] - usual) for i, usual, unit in self.held]
+        errors = (self.trajectories(points, runs) - runs.losses) / runs.scale * runs.weight
+        pulls = [strength * (points[:, i] - usual) for i, usual, strength in self.held]
         return np.concatenate([errors[:, runs.seen], np.array(pulls).T], axis=1)
 
 
@@ -273,11 +308,18 @@ class _Solution:
     space: _Space
     point: Floats
     cost: float
+    like: _Solution | None = None
 
 
-def _solve(kind: str, runs: _Runs, start: Floats | None = None, tries: int = 50) -> _Solution:
-    """The best of several descents, or one from `start`."""
-    space = _Space(kind, runs)
+def _solve(
+    kind: str,
+    runs: _Runs,
+    start: Floats | None = None,
+    tries: int = 50,
+    like: _Solution | None = None,
+) -> _Solution:
+    """The best of several descents, or one from `start`; near `like` where the data leave it open."""
+    space = _Space(kind, runs, like)
 
     def residuals(x: Floats) -> Floats:
         found: Floats = space.residuals(x[None], runs)[0]
@@ -303,33 +345,56 @@ def _solve(kind: str, runs: _Runs, start: Floats | None = None, tries: int = 50)
             max_nfev=tries,
         )
         if best is None or result.cost < best.cost:
-            best = _Solution(space, result.x, float(result.cost))
+            best = _Solution(space, result.x, float(result.cost), like)
     assert best is not None
     return best
 
 
-def _family(name: str, observations: Sequence[Observation], weight: float) -> tuple[str, float | None]:
-    """The family that predicts the later rounds best, and its median relative error there."""
-    runs = _Runs.of(name, observations, weight)
-    early = runs.until(0.65)
-    later = runs.seen & ~early.seen
-    if early.seen.sum() < 4 or not later.any():
-        return min(CURVES, key=lambda kind: _solve(kind, runs).cost), None
-    errors = {}
-    for kind in CURVES:
-        solution = _solve(kind, early)
-        predicted = solution.space.trajectories(solution.point[None], runs)[0]
-        errors[kind] = np.abs((predicted - runs.losses) / runs.scale)[later]
-    # The mean decides (it sees the few rounds that went far off), the median is what is told.
-    kind = min(errors, key=lambda k: float(errors[k].mean()))
-    return kind, float(np.median(errors[kind]))
+@dataclass(frozen=True)
+class _Family:
+    kind: str
+    error: float | None
+    """Median relative error on the later rounds."""
 
 
-def _fit(
-    kind: str, error: float | None, runs: _Runs, samples: int, seed: int, solution: _Solution | None = None
-) -> Fit:
-    if solution is None or solution.space.kind != kind:
-        solution = _solve(kind, runs)
+def _families(observations: Mapping[str, Sequence[Observation]], weight: float) -> dict[str, _Family]:
+    """The family of each version: its own where enough later rounds tell, else the reference's."""
+    found: dict[str, _Family] = {}
+    early_fits: dict[str, _Solution] = {}
+    reference: str | None = None
+    for name, rounds in observations.items():
+        runs = _Runs.of(name, rounds, weight)
+        early = runs.until(0.65)
+        later = runs.seen & ~early.seen
+        if early.seen.sum() < 4 or not later.any():
+            kind = reference or min(CURVES, key=lambda kind, runs=runs: _solve(kind, runs).cost)  # type: ignore[misc]
+            found[name], reference = _Family(kind, None), reference or kind
+            continue
+        errors = {}
+        for kind in CURVES:
+            solution = _solve(kind, early, like=early_fits.get(kind))
+            early_fits.setdefault(kind, solution)
+            predicted = solution.space.trajectories(solution.point[None], runs)[0]
+            errors[kind] = np.abs((predicted - runs.losses) / runs.scale)[later]
+        # The mean decides (it sees the few rounds that went far off), the median is what is told.
+        kind = min(errors, key=lambda k: float(errors[k].mean()))
+        if reference is not None and later.sum() < _ENOUGH:
+            kind = reference
+        found[name], reference = _Family(kind, float(np.median(errors[kind]))), reference or kind
+    return found
+
+
+def _solve_all(
+    observations: Mapping[str, Sequence[Observation]], weight: float, families: Mapping[str, _Family]
+) -> dict[str, _Solution]:
+    found: dict[str, _Solution] = {}
+    for name, rounds in observations.items():
+        like = next(iter(found.values()), None)
+        found[name] = _solve(families[name].kind, _Runs.of(name, rounds, weight), like=like)
+    return found
+
+
+def _fit(solution: _Solution, error: float | None, runs: _Runs, samples: int, seed: int) -> Fit:
     predicted = solution.space.trajectories(solution.point[None], runs)[0]
     away = (runs.losses - predicted)[runs.seen]
     around = runs.losses[runs.seen] - runs.losses[runs.seen].mean()
@@ -362,5 +427,5 @@ def _resampled(
             piece = inflated[begin : begin + block, source][: rounds - row]
             noise[row : row + len(piece), column] = sign * piece
     disturbed = replace(runs, losses=np.where(runs.seen, predicted + noise * runs.scale, runs.losses))
-    again = _solve(solution.space.kind, disturbed, start=solution.point, tries=15)
+    again = _solve(solution.space.kind, disturbed, start=solution.point, tries=15, like=solution.like)
     return again.space.curve(again.point)

@@ -109,7 +109,7 @@ def _versions(
     """The file's versions where it has some, else a ladder of these ratios."""
     tables = draft.data.get("versions")
     if not tables:
-        return ladder(model, ratios, workload.where(), batch.inputs[:2], workload.batch_size)
+        return ladder(model, ratios, workload.where(model), batch.inputs[:2], workload.batch_size)
     found = []
     for table in tables:
         if not isinstance(table, dict) or "name" not in table or "train_flops_per_sample" not in table:

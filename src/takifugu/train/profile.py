@@ -110,7 +110,7 @@ class Profile:
         optimizer = workload.optimizer
         copies = optimizer_copies(optimizer["kind"], optimizer.get("momentum", 0.0))
         example = next(iter(shares.values())).inputs[:2]
-        rungs = ladder(model, ratios, workload.where(), example, workload.batch_size, copies)
+        rungs = ladder(model, ratios, workload.where(model), example, workload.batch_size, copies)
         nodes = tuple(
             {**node, "samples": len(share), "labels": share.histogram(data.classes)}
             for node, share in zip(draft.nodes, shares.values(), strict=True)

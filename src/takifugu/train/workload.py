@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from takifugu import zoo
 from takifugu.errors import DataError, UsageError, near_misses
+from takifugu.lowrank.layers import kind_of
 from takifugu.named import named
 from takifugu.train import optimizers, partition
 from takifugu.train.round import RoundSpec, Samples
@@ -24,6 +25,7 @@ from takifugu.zoo import datasets, registry
 _FIELDS = {
     "model": str,
     "model_options": Mapping,
+    "low_rank": list,
     "data": str,
     "partition": Mapping,
     "batch_size": int,
@@ -49,6 +51,8 @@ class Workload:
     batch_size: int
     optimizer: Mapping[str, Any]
     model_options: Mapping[str, Any] = field(default_factory=dict)
+    low_rank: Sequence[str] = ()
+    """Name patterns of the layers that go low-rank; none: what is usual for the model."""
     partition: Mapping[str, Any] = field(default_factory=lambda: {"kind": "iid"})
     validation: float = 0.1
     limit: int | None = None
@@ -138,9 +142,17 @@ class Workload:
             raise UsageError(f"workload.model: {self.model!r} is a {type(function).__name__}, not a function")
         return function, set(inspect.signature(function).parameters)
 
-    def where(self) -> Any:
-        """The layers that go low-rank: the paper's for a zoo network, else every one that can."""
-        return zoo.where(self.model) if self.model in zoo.names() else None
+    def where(self, model: nn.Module) -> Any:
+        """The layers that go low-rank: `low_rank`'s patterns, or the paper's choice for a zoo network, or all
+        but the last Linear: it is as narrow as there are labels, and a rank below theirs mixes them up."""
+        if self.low_rank:
+            return list(self.low_rank)
+        if self.model in zoo.names():
+            return zoo.where(self.model)
+        linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+        if not linear:
+            return None
+        return lambda name, module: name != linear[-1] and kind_of(module) is not None
 
     def spec(self, device: str = "cpu") -> RoundSpec:
         return RoundSpec(self.batch_size, self.optimizer, device=device)
@@ -268,6 +280,7 @@ def _said(field_name: str) -> str:
     return {
         "model": "a zoo network, or package.module:function",
         "model_options": "a table",
+        "low_rank": "a list of layer-name patterns",
         "data": f"one of {', '.join(datasets.names())}, or package.module:function",
         "partition": "a table such as { kind = 'iid' }",
         "batch_size": "a whole number of at least 1",
