@@ -30,12 +30,24 @@ class UsageError(TakifuguError):
     """Wrong arguments: an unknown name, a missing input, a combination that makes no sense."""
 
 
+class DataError(TakifuguError):
+    """A data set that is missing, damaged, or cannot be shared out the way it was asked for."""
+
+
+class TrainingError(TakifuguError):
+    """Training that went wrong: a loss or a weight that is no number, or a round nobody took part in."""
+
+
 class ProblemError(TakifuguError):
     """A problem or plan file that cannot be used; carries one message per mistake."""
 
     def __init__(self, mistakes: Iterable[str]) -> None:
         self.mistakes = tuple(mistakes)
         super().__init__("\n".join(self.mistakes))
+
+
+class RunError(TakifuguError):
+    """A run that cannot start or go on: a damaged or foreign folder, a full disk, nodes that do not fit."""
 
 
 class TakifuguWarning(UserWarning):

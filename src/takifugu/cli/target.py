@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from takifugu.errors import UsageError, near_misses
+from takifugu.named import named
 
 if TYPE_CHECKING:
     from torch import nn
@@ -35,22 +33,7 @@ def resolve(target: str, shape: tuple[int, ...] | None = None) -> Target:
             f"target {target!r} is neither a zoo network ({known}) nor of the form "
             f"package.module:callable{near_misses(target, zoo.names())}"
         )
-    module_name, _, attribute = target.partition(":")
-    return _from_callable(target, _imported(module_name, attribute, target), shape)
-
-
-def _imported(module_name: str, attribute: str, target: str) -> Any:
-    here = str(Path.cwd())
-    if here not in sys.path:  # the user's own module is likely to lie where they stand
-        sys.path.insert(0, here)
-    try:
-        module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise UsageError(f"cannot import {module_name!r} of target {target!r}: {error}") from error
-    if not hasattr(module, attribute):
-        public = [name for name in vars(module) if not name.startswith("_")]
-        raise UsageError(f"{module_name!r} has no {attribute!r}{near_misses(attribute, public)}")
-    return getattr(module, attribute)
+    return _from_callable(target, named(target), shape)
 
 
 def _from_callable(target: str, build: Any, shape: tuple[int, ...] | None) -> Target:

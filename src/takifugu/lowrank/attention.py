@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from takifugu.errors import LayerError
 from takifugu.lowrank.decompose import Factors
-from takifugu.lowrank.factorized import Dense, Factorized, Unfolding, empty_like_weight, product
+from takifugu.lowrank.factorized import Dense, Factorized, Pairs, Unfolding, empty_like_weight, product
 from takifugu.lowrank.linear import FactorizedLinear
 from takifugu.lowrank.view import weight_view
 
@@ -119,6 +119,9 @@ class FactorizedMultiheadAttention(Factorized):
     def factors_(self, factors: Mapping[str, list[Factors]]) -> None:
         for name in _PROJECTIONS:
             self._projection(name).factors_({"weight": factors[name]})
+
+    def pairs(self) -> Pairs:
+        return {name: self._projection(name).pairs()["weight"] for name in _PROJECTIONS}
 
     def dense_shell(self, device: torch.device | str) -> Dense:
         dense: Any = nn.MultiheadAttention(

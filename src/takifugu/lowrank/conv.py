@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from takifugu.errors import LayerError
 from takifugu.lowrank.decompose import Decomposer, Factors
-from takifugu.lowrank.factorized import Dense, Factorized, Unfolding, Weights, empty_like_weight
+from takifugu.lowrank.factorized import Dense, Factorized, Pairs, Unfolding, Weights, empty_like_weight
 from takifugu.lowrank.view import weight_view
 
 _PLAIN: dict[int, Any] = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
@@ -141,6 +141,14 @@ class _FactorizedConv(Factorized):
             v, u = B.reshape(g, r, i, kh, 1), A.reshape(g, o, kw, 1, r).permute(0, 1, 4, 3, 2)
         _set(self.v, v)
         _set(self.u, u)
+
+    def pairs(self) -> Pairs | None:
+        if self.scheme == "tucker2":
+            return None
+        g, r = self.config["groups"], self.rank["weight"]
+        v, u = _get(self.v, g).detach(), _get(self.u, g).detach()
+        # u is (g, o, r, *k), where k is whatever part of the kernel the scheme has left to it.
+        return {"weight": (u.movedim(2, -1).reshape(g, -1, r), v.reshape(g, r, -1))}
 
     @torch.no_grad()
     def fill_(self, weights: Weights, unfoldings: list[Unfolding], decompose: Decomposer) -> float:

@@ -47,7 +47,7 @@ def exact(W: Tensor, r: int) -> Factors:
     U, s, V_t, energy = _leading_by_gram(work, r)
     if _gram_lost_digits(s, work.dtype):
         U, s, V_t = _leading_by_svd(work, r)
-    return _balanced(U, s, V_t, energy, like=W)
+    return balanced(U, s, V_t, energy, like=W)
 
 
 def randomized(W: Tensor, r: int, *, oversample: int = 16, passes: int = 4, seed: int = 0) -> Factors:
@@ -68,7 +68,7 @@ def randomized(W: Tensor, r: int, *, oversample: int = 16, passes: int = 4, seed
         Q = torch.linalg.qr(W32 @ Q).Q
     U_small, s, V_t = torch.linalg.svd((Q.mT @ W32).double(), full_matrices=False)
     U = Q.double() @ U_small[:, :r]
-    return _balanced(U, s[:r], V_t[:r], _energy(work), like=W)
+    return balanced(U, s[:r], V_t[:r], _energy(work), like=W)
 
 
 DECOMPOSERS: dict[str, Decomposer] = {"exact": exact, "randomized": randomized}
@@ -143,7 +143,8 @@ def _leading_by_svd(W: Tensor, r: int) -> tuple[Tensor, Tensor, Tensor]:
     return U[:, :r], s[:r], V_t[:r]
 
 
-def _balanced(U: Tensor, s: Tensor, V_t: Tensor, energy: float, *, like: Tensor) -> Factors:
+def balanced(U: Tensor, s: Tensor, V_t: Tensor, energy: float, *, like: Tensor) -> Factors:
+    """Singular vectors and values as two factors of `like`'s dtype; `energy` is the whole weight's."""
     sign = _signs(U)
     U, V_t = U * sign, V_t * sign[:, None]
     present = s > s[0] * _NEGLIGIBLE if float(s[0]) > 0 else torch.zeros_like(s, dtype=torch.bool)

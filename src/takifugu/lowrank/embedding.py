@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from takifugu.lowrank.decompose import Factors
-from takifugu.lowrank.factorized import Dense, Factorized, Unfolding, empty_like_weight, product
+from takifugu.lowrank.factorized import Dense, Factorized, Pairs, Unfolding, empty_like_weight, product
 from takifugu.lowrank.view import weight_view
 
 
@@ -65,6 +65,9 @@ class FactorizedEmbedding(Factorized):
         (only,) = factors["weight"]
         self.u.weight.data.copy_(only.A)
         self.v.data.copy_(only.B)
+
+    def pairs(self) -> Pairs:
+        return {"weight": (self.u.weight.detach()[None], self.v.detach()[None])}
 
     def dense_shell(self, device: torch.device | str) -> Dense:
         m, n = self.shapes["weight"]

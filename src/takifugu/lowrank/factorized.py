@@ -1,8 +1,8 @@
 """What every factorized layer is: a module that knows the dense layer it stands for.
 
 A layer type is a subclass with four class methods that look at a dense module (`takes`,
-`obstacle`, `unfoldings`, `shell`) and three methods of its own (`factors_`, `dense_shell`,
-`dense_weights`). Nothing else in the package knows about types of layers.
+`obstacle`, `unfoldings`, `shell`) and four methods of its own (`factors_`, `pairs`,
+`dense_shell`, `dense_weights`). Nothing else in the package knows about types of layers.
 """
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ from takifugu.structure import LayerSpec, Shape
 
 Weights = Mapping[str, Tensor]
 """Dense weights by the names they have in the dense module, in torch's own layout."""
+
+Pairs = dict[str, tuple[Tensor, Tensor]]
+"""Per unfolding the factors of all groups or gates: (count, m, r) and (count, r, n)."""
 
 Dense = Any
 """A dense torch module; its attributes differ by type, so the checker is told nothing of them."""
@@ -94,6 +97,10 @@ class Factorized(nn.Module):
 
     def factors_(self, factors: Mapping[str, list[Factors]]) -> None:
         """Takes the factors in, per unfolding a list over groups or gates."""
+        raise NotImplementedError
+
+    def pairs(self) -> Pairs | None:
+        """What `factors_` took in, as the factors are now; None for a scheme without a two-factor form."""
         raise NotImplementedError
 
     def dense_shell(self, device: torch.device | str) -> Dense:

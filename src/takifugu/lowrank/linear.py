@@ -14,7 +14,15 @@ import torch
 from torch import Tensor, nn
 
 from takifugu.lowrank.decompose import Factors
-from takifugu.lowrank.factorized import Dense, Factorized, Unfolding, empty_like_weight, hollow, product
+from takifugu.lowrank.factorized import (
+    Dense,
+    Factorized,
+    Pairs,
+    Unfolding,
+    empty_like_weight,
+    hollow,
+    product,
+)
 from takifugu.lowrank.view import weight_view
 
 
@@ -54,6 +62,9 @@ class FactorizedLinear(Factorized):
         (only,) = factors["weight"]
         self.u.weight.data.copy_(only.A)
         self.v.weight.data.copy_(only.B)
+
+    def pairs(self) -> Pairs:
+        return {"weight": (self.u.weight.detach()[None], self.v.weight.detach()[None])}
 
     def dense_shell(self, device: torch.device | str) -> Dense:
         dense: nn.Linear = hollow(nn.Linear, self.in_features, self.out_features, bias=False)

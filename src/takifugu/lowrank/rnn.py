@@ -21,7 +21,7 @@ from torch.nn.utils.rnn import PackedSequence
 from takifugu.errors import UsageError
 from takifugu.lowrank import recurrence
 from takifugu.lowrank.decompose import Factors
-from takifugu.lowrank.factorized import Factorized, Unfolding, empty_like_weight, hollow, product
+from takifugu.lowrank.factorized import Factorized, Pairs, Unfolding, empty_like_weight, hollow, product
 from takifugu.lowrank.steps import Projection, Steps
 
 _OPTIONS = (
@@ -110,6 +110,14 @@ class _FactorizedRecurrent(Factorized):
             u, v = self._pair(name)
             u.copy_(torch.stack([one.A for one in found]).view_as(u))
             v.copy_(torch.cat([one.B for one in found]))
+
+    def pairs(self) -> Pairs:
+        found = {}
+        for name in self.shapes:
+            u, v = (factor.detach() for factor in self._pair(name))
+            count = self._count(name)
+            found[name] = (u.reshape(count, -1, u.shape[-1]), v.reshape(count, -1, v.shape[-1]))
+        return found
 
     def dense_shell(self, device: torch.device | str) -> nn.Module:
         options = {option: getattr(self, option) for option in _OPTIONS}

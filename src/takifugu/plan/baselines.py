@@ -2,11 +2,14 @@
 
 Each is a function from a `Bench` (the problem with its fleet and node sets) to decisions, or nothing if it
 cannot meet the limits. A new baseline is one function and one line in `BASELINES`.
+
+Whoever runs a baseline for real wants to know what it does even where it is bound to miss: on a bench with
+`best_effort` it goes on until the target or the deadline, and among ways that all miss takes the lowest loss.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -18,12 +21,15 @@ from takifugu.plan.plan import Decision, Plan, meets_limits, replay
 from takifugu.plan.problem import Problem
 
 _MOST_ROUNDS = 2000
+_WHOLE_TURNS = 12
+"""Rounds in which two, three or four cohorts have all had the same number of turns."""
 
 
 @dataclass(frozen=True)
 class Bench:
     problem: Problem
     fleet: Fleet
+    best_effort: bool = False
 
     @cached_property
     def rounds(self) -> int:
@@ -53,13 +59,35 @@ class Bench:
         for number in range(self.rounds):
             decision = choose(number, state.loss)
             if decision is None or not decision.used or not state.do(decision):
-                return None
+                break
             if state.loss <= problem.loss_limit:
                 plan = replay(problem, state.decisions, self.fleet)
-                return plan if plan is not None and meets_limits(problem, plan) else None
-            if state.stuck:
-                return None
-        return None
+                if plan is not None and meets_limits(problem, plan):
+                    return plan
+                break
+            if state.stuck and (not self.best_effort or (number + 1) % _WHOLE_TURNS == 0):
+                break
+        return self._as_far_as_it_goes(state.decisions) if self.best_effort else None
+
+    def best(self, plans: Iterable[Plan | None]) -> Plan | None:
+        return min((p for p in plans if p is not None), key=self.rank, default=None)
+
+    def rank(self, plan: Plan) -> tuple[bool, float, float]:
+        """What makes a plan better than another: least energy, or least loss where limits are missed."""
+        missed = self.best_effort and not meets_limits(self.problem, plan)
+        return missed, plan.loss if missed else plan.energy_j, plan.energy_j
+
+    def _as_far_as_it_goes(self, decisions: Sequence[Decision]) -> Plan | None:
+        """The longest beginning that can be carried out by the deadline (more rounds never end earlier)."""
+        best, least, most = None, 1, len(decisions)
+        while least <= most:
+            middle = (least + most) // 2
+            plan = replay(self.problem, decisions[:middle], self.fleet)
+            if plan is not None and plan.time_s <= self.problem.time_limit:
+                best, least = plan, middle + 1
+            else:
+                most = middle - 1
+        return best
 
 
 class _Walk:
@@ -92,11 +120,6 @@ class _Walk:
         return self.clock <= self.problem.time_limit
 
 
-def _best(plans: Iterator[Plan | None]) -> Plan | None:
-    found = [p for p in plans if p is not None]
-    return min(found, key=lambda p: p.energy_j, default=None)
-
-
 def _fixed(bench: Bench, version: int, team: Used) -> Plan | None:
     return bench.until_done(lambda *_: Decision(version, team))
 
@@ -111,7 +134,7 @@ def no_compression_all_nodes(bench: Bench) -> Plan | None:
 
 def compressed_from_the_start(bench: Bench) -> Plan | None:
     versions = range(len(bench.problem.versions))
-    return _best(_fixed(bench, v, bench.everyone(v)) for v in versions if v != _start(bench))
+    return bench.best(_fixed(bench, v, bench.everyone(v)) for v in versions if v != _start(bench))
 
 
 def fixed_warm_up(bench: Bench, rounds: int = 10) -> Plan | None:
@@ -125,7 +148,7 @@ def fixed_warm_up(bench: Bench, rounds: int = 10) -> Plan | None:
             )
         )
 
-    return _best(plan(v) for v in range(len(bench.problem.versions)) if v != start)
+    return bench.best(plan(v) for v in range(len(bench.problem.versions)) if v != start)
 
 
 def best_single_switch(bench: Bench) -> Plan | None:
@@ -141,7 +164,7 @@ def best_single_switch(bench: Bench) -> Plan | None:
             )
         )
 
-    return _best(plan(v, m) for v in range(len(bench.problem.versions)) for m in moments)
+    return bench.best(plan(v, m) for v in range(len(bench.problem.versions)) for m in moments)
 
 
 def nodes_first(bench: Bench) -> Plan | None:
@@ -150,13 +173,13 @@ def nodes_first(bench: Bench) -> Plan | None:
     plans = [(p, t) for t in bench.teams(start) if (p := _fixed(bench, start, t)) is not None]
     if not plans:
         return None
-    team = min(plans, key=lambda pair: pair[0].energy_j)[1]
+    team = min(plans, key=lambda pair: bench.rank(pair[0]))[1]
     fits = bench.fleet.by_version
 
     def fitting(version: int) -> dict[int, int]:
         return {i: n for i, n in team.items() if fits[version].can_join[i]}
 
-    return _best(_fixed(bench, v, fitting(v)) for v in range(len(bench.problem.versions)) if fitting(v))
+    return bench.best(_fixed(bench, v, fitting(v)) for v in range(len(bench.problem.versions)) if fitting(v))
 
 
 def versions_first(bench: Bench) -> Plan | None:
@@ -165,8 +188,8 @@ def versions_first(bench: Bench) -> Plan | None:
     plans = [(p, v) for v in versions if (p := _fixed(bench, v, bench.everyone(v))) is not None]
     if not plans:
         return None
-    version = min(plans, key=lambda pair: pair[0].energy_j)[1]
-    return _best(_fixed(bench, version, team) for team in bench.teams(version))
+    version = min(plans, key=lambda pair: bench.rank(pair[0]))[1]
+    return bench.best(_fixed(bench, version, team) for team in bench.teams(version))
 
 
 def greedy_loss_per_joule(bench: Bench) -> Plan | None:
@@ -187,7 +210,7 @@ def greedy_loss_per_joule(bench: Bench) -> Plan | None:
 
         return bench.until_done(choose)
 
-    return _best(plan(v) for v in range(len(bench.problem.versions)))
+    return bench.best(plan(v) for v in range(len(bench.problem.versions)))
 
 
 def least_energy_for_the_data(bench: Bench) -> Plan | None:
@@ -200,7 +223,7 @@ def least_energy_for_the_data(bench: Bench) -> Plan | None:
         able = [k for k, c in enumerate(costs) if c.share >= need]
         return _fixed(bench, start, teams[min(able, key=lambda k: costs[k].energy_j)]) if able else None
 
-    return _best(plan(need) for need in (0.25, 0.5, 0.75, 0.9))
+    return bench.best(plan(need) for need in (0.25, 0.5, 0.75, 0.9))
 
 
 def rotating_cohorts(bench: Bench) -> Plan | None:
@@ -212,7 +235,7 @@ def rotating_cohorts(bench: Bench) -> Plan | None:
         turns = [{i: int(bench.fleet.samples[i]) for i in who[k::cohorts]} for k in range(cohorts)]
         return bench.until_done(lambda number, _: Decision(start, turns[number % cohorts]))
 
-    return _best(plan(n) for n in (2, 3, 4) if n <= len(who))
+    return bench.best(plan(n) for n in (2, 3, 4) if n <= len(who))
 
 
 BASELINES: dict[str, Callable[[Bench], Plan | None]] = {
@@ -232,3 +255,10 @@ def run_baselines(problem: Problem) -> dict[str, Plan | None]:
     """Every baseline on the problem; nothing where it misses a limit."""
     bench = Bench(problem, Fleet.of(problem))
     return {name: make(bench) for name, make in BASELINES.items()}
+
+
+def best_effort(problem: Problem, name: str) -> Plan | None:
+    """A baseline as one would run it; nothing only where it has no way to begin."""
+    fleet = Fleet.of(problem)
+    plan = BASELINES[name](Bench(problem, fleet))
+    return plan if plan is not None else BASELINES[name](Bench(problem, fleet, best_effort=True))

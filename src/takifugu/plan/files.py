@@ -175,7 +175,7 @@ def from_dict(data: Mapping[str, Any], base: Path | None = None) -> Problem:
         if "nodes" in data:
             mistakes.append("nodes_file: given together with [[nodes]]; keep one of the two")
         else:
-            data["nodes"], origins = _read_fleet((base or Path()) / data["nodes_file"], mistakes)
+            data["nodes"], origins = read_fleet((base or Path()) / data["nodes_file"], mistakes)
     table: ProblemTable | None = None
     try:
         table = ProblemTable.model_validate(data)
@@ -200,7 +200,7 @@ def _without_time(problem: Problem) -> Iterator[str]:
                 )
 
 
-def _read_fleet(path: Path, mistakes: list[str]) -> tuple[list[dict[str, Any]], list[str]]:
+def read_fleet(path: Path, mistakes: list[str]) -> tuple[list[dict[str, Any]], list[str]]:
     """Rows of a CSV fleet as node tables; empty cells are absent, tables and lists are JSON."""
     rows: list[dict[str, Any]] = []
     origins: list[str] = []

@@ -89,6 +89,12 @@ def where(name: str) -> Callable[[str, nn.Module], bool]:
     return PaperChoice(name)
 
 
+def accepts(name: str) -> set[str]:
+    """The names of the options that `build(name, ...)` takes."""
+    network = _network(name)
+    return _accepted(_function(network, network.builder))
+
+
 def build(name: str, **options: Any) -> nn.Module:
     """Build the network `name` with fresh weights, on torch's default device.
 

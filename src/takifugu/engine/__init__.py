@@ -1,0 +1,1 @@
+"""Carries plans out: real training on a virtual clock, and what it leaves in a run folder."""

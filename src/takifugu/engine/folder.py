@@ -1,0 +1,343 @@
+"""The run folder: what a run leaves behind, and what it goes on from.
+
+Small files appear whole or not at all; the three logs grow by lines. A round counts once its line is in
+`rounds.jsonl`, which is written last; whatever else was written for a round that does not count is cut
+away when the run is resumed. So a run that is killed at any moment loses at most the round it was in.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+try:
+    import fcntl
+except ImportError:  # Windows has no such locks
+    fcntl = None  # type: ignore[assignment]
+
+from takifugu.errors import CheckpointError, RunError, StructureError
+from takifugu.structure import Structure
+
+FORMAT = "takifugu.run/1"
+LOGS = ("rounds.jsonl", "nodes.jsonl", "events.jsonl")
+KEPT = 2
+"""Checkpoints kept: the newest, and one to fall back to."""
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """Where a run stands: its last whole round (nothing: at the start), and what had to be left behind."""
+
+    last: Row | None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    path: Path
+    header: Mapping[str, Any] = field(repr=False)
+    """run.json: everything that the numbers of this run follow from."""
+
+    # ---- beginning ----------------------------------------------------------------------------------
+
+    @classmethod
+    def create(
+        cls,
+        path: str | Path,
+        header: Mapping[str, Any],
+        problem: Mapping[str, Any],
+        plan: Mapping[str, Any],
+        structures: Iterable[Structure] = (),
+    ) -> RunFolder:
+        path = Path(path)
+        if (path / "run.json").exists():
+            raise RunError(f"{path}: holds a run already; continue it with --resume, or choose another --out")
+        if path.exists() and not _only_leftovers(path):
+            raise RunError(
+                f"{path}: exists and is not a run folder; choose an empty or a new folder with --out"
+            )
+        header = {"format": FORMAT, **header}
+        with _disk(path, 0):
+            (path / "checkpoints").mkdir(parents=True, exist_ok=True)
+            (path / "structures").mkdir(exist_ok=True)
+            _write(path / "problem.json", _pretty(problem))
+            _write(path / "plan.json", _pretty(plan))
+            for structure in structures:
+                _write(path / "structures" / f"{structure.id}.json", structure.to_json(indent=2) + "\n")
+            for log in LOGS:
+                _write(path / log, "")
+            _write(path / "run.json", _pretty(header))  # last: with it, the folder is a run
+        return cls(path, header)
+
+    @classmethod
+    def open(cls, path: str | Path) -> RunFolder:
+        path = Path(path)
+        if not path.is_dir():
+            raise RunError(f"{path}: there is no such run folder; start the run without --resume")
+        header = _read(path / "run.json")
+        if header.get("format") != FORMAT:
+            raise RunError(f"{path / 'run.json'}: format is not '{FORMAT}'; is it of a newer version?")
+        for name in ("problem.json", "plan.json"):
+            _read(path / name)
+        return cls(path, header)
+
+    def check_same(self, header: Mapping[str, Any]) -> None:
+        """Refuses to go on with another problem, plan, seed or world than the run began with."""
+        for key in ("problem_sha256", "plan_sha256", "policy", "seed", "averaging", "world", "versions"):
+            ours, theirs = self.header.get(key), json.loads(json.dumps(header.get(key)))
+            if ours != theirs:
+                raise RunError(
+                    f"{self.path}: was started with another {key.removesuffix('_sha256')} "
+                    f"({_short(ours)}, now {_short(theirs)}); resume with the same, or choose another --out"
+                )
+
+    # ---- growing ------------------------------------------------------------------------------------
+
+    def add_round(
+        self, row: Row, nodes: Iterable[Row], events: Iterable[Row], save: Callable[[Path], None]
+    ) -> None:
+        """Keeps one round. `save(path)` writes the model; the order is what makes a crash harmless."""
+        number = int(row["round"])
+        with _disk(self.path, number - 1):
+            row = {**row, "checkpoint_sha256": self._keep_checkpoint(number, save)}
+            _append(self.path / "nodes.jsonl", nodes)
+            _append(self.path / "events.jsonl", events)
+            _append(self.path / "rounds.jsonl", [row])
+            self.checkpoint(number - KEPT).unlink(missing_ok=True)
+
+    def add_events(self, events: Iterable[Row], last_round: int) -> None:
+        with _disk(self.path, last_round):
+            _append(self.path / "events.jsonl", events)
+
+    def finish(self, result: Mapping[str, Any], last_round: int) -> None:
+        with _disk(self.path, last_round):
+            _write(self.path / "result.json", _pretty(result))
+
+    def checkpoint(self, round: int) -> Path:
+        return self.path / "checkpoints" / f"{round}.safetensors"
+
+    def _keep_checkpoint(self, number: int, save: Callable[[Path], None]) -> str:
+        path = self.checkpoint(number)
+        partial = path.with_name(f"{path.name}.tmp")
+        try:
+            save(partial)
+            _sync(partial)
+            digest = _sha256(partial)
+            os.replace(partial, path)
+            _sync(path.parent)
+        finally:
+            partial.unlink(missing_ok=True)
+        return digest
+
+    # ---- looking ------------------------------------------------------------------------------------
+
+    def rows(self, log: str) -> Iterator[Row]:
+        """The whole lines of a log, checked. A torn last line is what a crash leaves: it is not there."""
+        yield from (row for row, _ in _lines(self.path / log))
+
+    def result(self) -> Row | None:
+        path = self.path / "result.json"
+        return _read(path) if path.exists() else None
+
+    def structure(self, id: str) -> Structure:
+        path = self.path / "structures" / f"{id}.json"
+        try:
+            structure = Structure.load(path)
+        except StructureError as error:
+            raise RunError(f"{path}: {error}; put the structure file back, or start anew") from error
+        if structure.id != id:
+            raise RunError(f"{path}: holds structure {structure.id}; it has been changed, put it back")
+        return structure
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Only one process at a time carries a run out; the lock ends with the process, however it ends."""
+        with (self.path / "run.json").open("rb") as file:
+            if fcntl is not None:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except OSError:
+                    raise RunError(
+                        f"{self.path}: another process is carrying this run out; wait for it, or end it"
+                    ) from None
+            yield
+
+    # ---- going on -----------------------------------------------------------------------------------
+
+    def resume(self, load: Callable[[Path, Row], None]) -> Resumed:
+        """Cuts everything back to the last round whose line and checkpoint are whole.
+
+        `load(path, row)` puts the checkpoint into the model, or raises `CheckpointError`.
+        """
+        rounds = list(_lines(self.path / "rounds.jsonl"))
+        for place, (row, _) in enumerate(rounds, start=1):
+            if (found := row.get("round")) != place:
+                raise RunError(
+                    f"{self.path / 'rounds.jsonl'} line {place}: round {found!r} where {place} belongs; "
+                    "lines are missing or out of order: put the file back, or start anew in another folder"
+                )
+        complaints: list[str] = []
+        for number in range(len(rounds), max(len(rounds) - KEPT, -1), -1):
+            last = rounds[number - 1][0] if number else None
+            try:
+                if last is not None:
+                    self._load(number, last, load)
+            except CheckpointError as error:
+                complaints.append(str(error))
+                continue
+            with _disk(self.path, number):
+                self._cut_back(number, rounds[number - 1][1] if number else 0)
+            notes = tuple(f"{complaint}; went back to round {number}" for complaint in complaints)
+            return Resumed(last, notes)
+        raise RunError(
+            f"{self.path}: no checkpoint to go on from ({'; '.join(complaints)}); "
+            "put one of them back, or start anew in another folder"
+        )
+
+    def _load(self, number: int, row: Row, load: Callable[[Path, Row], None]) -> None:
+        path = self.checkpoint(number)
+        if not path.is_file():
+            raise CheckpointError(f"{path}: is missing")
+        load(path, row)
+        if _sha256(path) != row.get("checkpoint_sha256"):
+            raise CheckpointError(f"{path}: is not the checkpoint that rounds.jsonl tells of")
+
+    def _cut_back(self, number: int, rounds_end: int) -> None:
+        (self.path / "result.json").unlink(missing_ok=True)
+        for log in ("nodes.jsonl", "events.jsonl"):
+            path, end = self.path / log, 0
+            for row, after in _lines(path):
+                if row.get("round", 0) > number:
+                    break
+                end = after
+            _truncate(path, end)
+        _truncate(self.path / "rounds.jsonl", rounds_end)
+        kept = {self.checkpoint(number - age) for age in range(KEPT)}
+        for path in (self.path / "checkpoints").iterdir():
+            if path not in kept:
+                path.unlink()
+
+
+# ---- files ----------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _disk(path: Path, last_round: int) -> Iterator[None]:
+    """Turns what the disk refuses into one clear error; the round before is safe, whatever is half done."""
+    try:
+        yield
+    except (OSError, CheckpointError) as error:
+        cause = error.__cause__ if isinstance(error, CheckpointError) else error
+        reason = getattr(cause, "strerror", None) or str(cause or error)
+        safe = f"round {last_round} is safe" if last_round else "nothing is lost"
+        raise RunError(
+            f"{path}: cannot be written ({reason}); {safe}: free some space or mend the folder, "
+            "then continue with --resume"
+        ) from error
+
+
+def _only_leftovers(path: Path) -> bool:
+    """Whether a folder holds nothing but what an interrupted beginning of ours leaves."""
+    ours = {"checkpoints", "structures", "problem.json", "plan.json", *LOGS}
+    if not path.is_dir():
+        return False
+    names = {p.name.removesuffix(".tmp") for p in path.iterdir()}
+    return names <= {*ours, "run.json", "baselines"} and not any((path / "checkpoints").glob("*"))
+
+
+def _write(path: Path, text: str) -> None:
+    partial = path.with_name(f"{path.name}.tmp")
+    with partial.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(partial, path)
+    _sync(path.parent)
+
+
+def _append(path: Path, rows: Iterable[Row]) -> None:
+    text = "".join(json.dumps(row, allow_nan=False, ensure_ascii=False) + "\n" for row in rows)
+    if text:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def _truncate(path: Path, size: int) -> None:
+    with path.open("r+b") as file:
+        file.truncate(size)
+        os.fsync(file.fileno())
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _pretty(data: Mapping[str, Any]) -> str:
+    return json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _read(path: Path) -> Row:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise RunError(f"{path}: cannot be read ({error.strerror}); is this a run folder?") from None
+    except ValueError as error:
+        raise RunError(
+            f"{path}: is damaged ({error}); put it back, or start anew in another folder"
+        ) from None
+    if not isinstance(data, dict):
+        raise RunError(f"{path}: is damaged (not an object); put it back, or start anew in another folder")
+    return data
+
+
+def _lines(path: Path) -> Iterator[tuple[Row, int]]:
+    """Each whole line, and where in the file it ends. Damage before the last line is an error."""
+    try:
+        opened = path.open("rb")
+    except OSError as error:
+        raise RunError(
+            f"{path}: cannot be read ({error.strerror}); put it back, or start anew in another folder"
+        ) from None
+    end = 0
+    with opened as file:
+        size = os.fstat(file.fileno()).st_size
+        for number, line in enumerate(file, start=1):
+            end += len(line)
+            try:
+                if not line.endswith(b"\n"):
+                    raise ValueError("it breaks off")
+                row = json.loads(line)
+                if not isinstance(row, dict):
+                    raise ValueError("it is not an object")
+            except ValueError as error:
+                if end == size:
+                    return
+                raise RunError(
+                    f"{path} line {number}: is damaged ({error}); put the file back, "
+                    "or start anew in another folder"
+                ) from None
+            yield row, end
+
+
+def _short(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,131 @@
+"""What is carried out: the plan, or a baseline. Either is a list of decisions and what they should cost."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from takifugu.errors import ProblemError, UsageError, near_misses
+from takifugu.plan.baselines import BASELINES, best_effort
+from takifugu.plan.plan import FORMAT, Decision, Plan, Round, meets_limits, replay
+from takifugu.plan.problem import Problem
+
+PLAN = "plan"
+_CLAIM_SLACK = 1e-6
+
+
+@dataclass(frozen=True)
+class Policy:
+    name: str
+    slug: str
+    """Its folder, and what --only takes."""
+    plan: Plan
+    file: Mapping[str, Any]
+    """The plan file that says the same."""
+    turns: int = 1
+    """How many of the last rounds are repeated, in turn, once the plan is exhausted."""
+
+    def at(self, number: int) -> tuple[Decision, Round | None]:
+        """What to do in a round (from 1), and what was predicted for it; nothing beyond the plan."""
+        planned = len(self.plan.rounds)
+        if number <= planned:
+            return self.plan.decisions[number - 1], self.plan.rounds[number - 1]
+        turns = min(self.turns, planned)
+        return self.plan.decisions[planned - turns + (number - planned - 1) % turns], None
+
+    @cached_property
+    def sha256(self) -> str:
+        """Of who does what with which version: the figures follow from it."""
+        rows = [[r.version, dict(sorted(r.nodes.items()))] for r in self.plan.rounds]
+        return hashlib.sha256(json.dumps([rows, self.turns]).encode()).hexdigest()
+
+
+def slugs() -> dict[str, str]:
+    """Short name -> full name of every baseline."""
+    return {make.__name__.replace("_", "-"): name for name, make in BASELINES.items()}
+
+
+def chosen(only: str) -> str:
+    """The short name of the policy a user means: "plan", or a baseline by its short or full name."""
+    known = slugs()
+    if only == PLAN or only in known:
+        return only
+    for slug, name in known.items():
+        if name == only:
+            return slug
+    names = [PLAN, *known]
+    raise UsageError(f"there is no policy {only!r}{near_misses(only, names)}; one of {', '.join(names)}")
+
+
+def baselines(problem: Problem, only: str | None = None) -> list[Policy]:
+    """Every baseline that can begin at all, whether or not it expects to meet the limits."""
+    policies = []
+    for slug, name in slugs().items():
+        plan = best_effort(problem, name) if only in (None, slug) else None
+        if plan is None or not plan.rounds:
+            continue
+        distinct = {(d.version, tuple(sorted(d.used.items()))) for d in plan.decisions}
+        turns = len(distinct) if slug == "rotating-cohorts" else 1
+        policies.append(Policy(name, slug, plan, _file(problem, plan, name), turns))
+    return policies
+
+
+def from_file(problem: Problem, data: Mapping[str, Any], where: str = "the plan") -> Policy:
+    """The policy a plan file describes. Its rounds must fit the problem, and its figures its rounds."""
+    rows = data.get("rounds")
+    if not isinstance(rows, list):
+        raise ProblemError([f"{where}: has no list of rounds; plan again with `takifugu plan -o`"])
+    decisions = [_decision(problem, row, f"{where}: round {n}") for n, row in enumerate(rows, start=1)]
+    plan = replay(problem, decisions)
+    if plan is None:
+        raise ProblemError(
+            [f"{where}: needs a switch or a window that the problem does not have; plan again"]
+        )
+    for key, value in (("energy_j", plan.energy_j), ("time_s", plan.time_s), ("loss", plan.loss)):
+        claim = data.get(key)
+        if not isinstance(claim, int | float) or abs(claim - value) > _CLAIM_SLACK * max(abs(value), 1e-12):
+            raise ProblemError(
+                [f"{where}: says {key} = {claim!r}, its rounds give {value:.9g}; it was changed, plan again"]
+            )
+    return Policy(PLAN, PLAN, plan, data)
+
+
+def _decision(problem: Problem, row: Any, where: str) -> Decision:
+    version, used = (row.get("version"), row.get("nodes")) if isinstance(row, dict) else (None, None)
+    versions, nodes = problem.version_index, {node.name: i for i, node in enumerate(problem.nodes)}
+    if version not in versions:
+        close = near_misses(str(version), versions)
+        raise ProblemError([f"{where}: the problem has no version {version!r}{close}"])
+    if not isinstance(used, dict) or not used:
+        raise ProblemError([f"{where}: no node takes part; plan again"])
+    members: dict[int, int] = {}
+    for name, samples in used.items():
+        if name not in nodes:
+            raise ProblemError([f"{where}: the problem has no node {name!r}{near_misses(name, nodes)}"])
+        node = problem.nodes[nodes[name]]
+        if not isinstance(samples, int) or isinstance(samples, bool) or not 1 <= samples <= node.samples:
+            raise ProblemError([f"{where}: node {name!r} cannot use {samples!r} of {node.samples} samples"])
+        if not node.can_hold(problem.versions[versions[version]]):
+            raise ProblemError([f"{where}: node {name!r} has too little memory for version {version!r}"])
+        members[nodes[name]] = samples
+    return Decision(versions[version], members)
+
+
+def _file(problem: Problem, plan: Plan, solver: str) -> dict[str, Any]:
+    return {
+        "format": FORMAT,
+        "status": "feasible" if meets_limits(problem, plan) else "unknown",
+        "energy_j": plan.energy_j,
+        "lower_bound_j": None,
+        "gap": None,
+        "time_s": plan.time_s,
+        "loss": plan.loss,
+        "solver": solver,
+        "rounds": [r.to_dict() for r in plan.rounds],
+        "problem": problem.to_dict(),
+        "problem_sha256": problem.sha256,
+    }

@@ -1,0 +1,1 @@
+"""From observations to numbers: curves from losses, speeds and energies from timings."""

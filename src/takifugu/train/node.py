@@ -1,0 +1,124 @@
+"""This machine as a node: how fast it trains each version of a workload at the real batch size."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from takifugu.errors import UsageError
+from takifugu.lowrank.surgery import apply_
+from takifugu.measure import machine
+from takifugu.structure import Structure
+from takifugu.train.ladder import DENSE, Rung, ladder
+from takifugu.train.profile import Draft
+from takifugu.train.round import RoundSpec, Samples, train_round
+from takifugu.train.workload import Workload
+
+_STEPS = 8
+"""Batches of a timed round: what a round costs beside its steps is not a step's cost."""
+
+
+@dataclass(frozen=True)
+class Link:
+    """The node's link, as its owner says it is."""
+
+    bytes_per_s: float
+    latency_s: float
+    joules_per_byte: float
+
+
+@dataclass(frozen=True)
+class MeasuredNode:
+    entry: dict[str, Any]
+    """What belongs under [[nodes]]."""
+    timings: Mapping[str, machine.Timing]
+    batch_size: int
+
+    def to_dict(self) -> dict[str, Any]:
+        steps = {version: asdict(timing) for version, timing in self.timings.items()}
+        return {"node": self.entry, "batch_size": self.batch_size, "steps": steps, "energy": "estimated"}
+
+
+def measure_node(
+    draft: Draft,
+    name: str,
+    link: Link,
+    watts: float,
+    ratios: Sequence[float],
+    budget_s: float = 20.0,
+    data_dir: str | Path | None = None,
+) -> MeasuredNode:
+    """Times short rounds, optimizer and all, of every version in turns."""
+    workload = draft.workload()
+    data = workload.load(data_dir)
+    # With a file for each node the server has a validation set and nothing else.
+    samples = data.train if len(data.train) else data.validation
+    batches = samples.take([i % len(samples) for i in range(_STEPS * workload.batch_size)])
+    model = workload.build(data_dir)
+    rungs = _versions(draft, workload, model, ratios, batches)
+    spec = workload.spec()
+    calls: dict[str, Callable[[], object]] = {}
+    for rung in rungs:
+        version = copy.deepcopy(model)
+        apply_(version, rung.structure)
+        calls[rung.name] = _round_of(version, batches, spec)
+    timings = {v: t.divided(_STEPS) for v, t in machine.in_turns(calls, budget_s=budget_s).items()}
+    speeds = {version: workload.batch_size / timing.median_s for version, timing in timings.items()}
+    power = machine.PowerModel(watts)
+    dense = rungs[0]
+    flops_per_s = speeds[dense.name] * dense.train_flops_per_sample
+    known = next((node for node in draft.nodes if node["name"] == name), {})
+    entry: dict[str, Any] = {
+        "name": name,
+        "flops_per_s": flops_per_s,
+        "joules_per_flop": power.joules(1.0) / flops_per_s,
+        "up_bytes_per_s": link.bytes_per_s,
+        "down_bytes_per_s": link.bytes_per_s,
+        "latency_s": link.latency_s,
+        "joules_per_byte": link.joules_per_byte,
+        "memory_bytes": machine.memory_bytes(),
+        "samples_per_s": speeds,
+        "joules_per_sample": {version: power.joules(1.0) / speed for version, speed in speeds.items()},
+        # One word for the whole entry, so the weaker one: energies rest on a power model.
+        "source": "estimated",
+    }
+    for field in ("samples", "labels", "available", "idle_watts"):
+        if field in known:
+            entry[field] = known[field]
+    return MeasuredNode({k: v for k, v in entry.items() if v is not None}, timings, workload.batch_size)
+
+
+def _round_of(model: nn.Module, batches: Samples, spec: RoundSpec) -> Callable[[], object]:
+    start = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+    def one_round() -> object:
+        model.load_state_dict(start)  # always the same round: weights that drift could diverge
+        return train_round(model, batches, spec, 0)
+
+    return one_round
+
+
+def _versions(
+    draft: Draft, workload: Workload, model: nn.Module, ratios: Sequence[float], batch: Samples
+) -> Sequence[Rung]:
+    """The file's versions where it has some, else a ladder of these ratios."""
+    tables = draft.data.get("versions")
+    if not tables:
+        return ladder(model, ratios, workload.where(model), batch.inputs[:2], workload.batch_size)
+    found = []
+    for table in tables:
+        if not isinstance(table, dict) or "name" not in table or "train_flops_per_sample" not in table:
+            raise UsageError(
+                "versions: each needs a name and train_flops_per_sample; see `takifugu plan --schema`"
+            )
+        path = table.get("structure")
+        structure = Structure() if path is None else Structure.load(draft.base / path)
+        found.append(Rung(table["name"], structure, table["train_flops_per_sample"], 0, 0))
+    if not found[0].structure.is_dense or found[0].name != DENSE:
+        found.sort(key=lambda rung: rung.name != DENSE)
+    return found

@@ -1,0 +1,268 @@
+"""From a draft to a problem: what `takifugu profile model` does, without the talking.
+
+A draft is a problem file that says what is wanted ([target], [workload]) and who is there (nodes), and lacks
+what has to be measured: versions, curves, switches, the start, and the nodes' samples and labels.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from takifugu.errors import ProblemError, UsageError
+from takifugu.lowrank.surgery import apply_
+from takifugu.measure.fitting import LABEL_WEIGHTS, Fits, fit_versions
+from takifugu.measure.machine import PowerModel
+from takifugu.plan.curves import Exponential, Power
+from takifugu.plan.files import read_fleet
+from takifugu.plan.problem import Problem
+from takifugu.plan.toml_writer import toml
+from takifugu.train.evaluation import evaluate
+from takifugu.train.ladder import DENSE, Rung, ladder, optimizer_copies
+from takifugu.train.pilots import PilotResult, PilotRound, Pilots
+from takifugu.train.workload import Workload
+
+RATIOS = (0.5, 0.25, 0.125)
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A problem file as it is written, nodes read in, nothing else looked at."""
+
+    data: Mapping[str, Any]
+    base: Path
+
+    @classmethod
+    def load(cls, path: str | Path) -> Draft:
+        path = Path(path)
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+            raise ProblemError([f"{path}: cannot be read ({reason}); give the path of a draft"]) from None
+        try:
+            data = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+        except ValueError as error:
+            raise ProblemError([f"{path}: is not valid TOML ({error}); mend the syntax there"]) from None
+        if not isinstance(data, dict):
+            raise ProblemError([f"{path}: is not a table; see `takifugu plan --schema`"])
+        mistakes: list[str] = []
+        if isinstance(data.get("nodes_file"), str) and "nodes" not in data:
+            data["nodes"], _ = read_fleet(path.parent / data.pop("nodes_file"), mistakes)
+        nodes = data.get("nodes")
+        named = isinstance(nodes, list) and all(
+            isinstance(n, dict) and isinstance(n.get("name"), str) for n in nodes
+        )
+        if not mistakes and (not nodes or not named):
+            mistakes.append("nodes: give at least one [[nodes]] with a name, or nodes_file")
+        if mistakes:
+            raise ProblemError(mistakes)
+        return cls(data, path.parent)
+
+    @property
+    def nodes(self) -> list[dict[str, Any]]:
+        return list(self.data["nodes"])
+
+    def workload(self) -> Workload:
+        table = self.data.get("workload")
+        if table is not None and not isinstance(table, dict):
+            raise ProblemError(["workload: is not a table; write [workload]"])
+        return Workload.from_dict(table, self.base)
+
+
+@dataclass(frozen=True, eq=False)
+class Profile:
+    """A profile ready to run: the draft is checked, the data are shared out, the versions are known."""
+
+    draft: Draft
+    rungs: tuple[Rung, ...]
+    pilots: Pilots
+    nodes: tuple[dict[str, Any], ...]
+    start_version: str
+
+    @classmethod
+    def prepare(
+        cls,
+        draft: Draft,
+        ratios: Sequence[float] = RATIOS,
+        rounds: int = 6,
+        warmup: int = 3,
+        amounts: Sequence[float] = (1.0, 0.5, 0.25),
+        data_dir: str | Path | None = None,
+        how: str = "factors",
+    ) -> Profile:
+        workload = draft.workload()
+        names = [node["name"] for node in draft.nodes]
+        given = {node["name"]: node.get("samples") for node in draft.nodes}
+        for name, size in given.items():
+            if size is not None and (not isinstance(size, int) or isinstance(size, bool)):
+                raise ProblemError([f"nodes '{name}' samples: {size!r} is not a whole number; correct it"])
+        shares = workload.shares(names, given, data_dir)
+        data = workload.load(data_dir)
+        model = workload.build(data_dir)
+        optimizer = workload.optimizer
+        copies = optimizer_copies(optimizer["kind"], optimizer.get("momentum", 0.0))
+        example = next(iter(shares.values())).inputs[:2]
+        rungs = ladder(model, ratios, workload.where(model), example, workload.batch_size, copies)
+        nodes = tuple(
+            {**node, "samples": len(share), "labels": share.histogram(data.classes)}
+            for node, share in zip(draft.nodes, shares.values(), strict=True)
+        )
+        pilots = Pilots(
+            model,
+            rungs,
+            shares,
+            data.validation,
+            data.classes,
+            workload.spec(),
+            workload.seed,
+            rounds,
+            warmup,
+            amounts,
+            how,
+        )
+        pilots.refuse_too_short()
+        start = draft.data.get("start", {})
+        chosen = start.get("version", DENSE) if isinstance(start, dict) else DENSE
+        if chosen not in {rung.name for rung in rungs}:
+            raise UsageError(
+                f"start.version: there is no version {chosen!r}; one of {', '.join(r.name for r in rungs)}"
+            )
+        profile = cls(draft, rungs, pilots, nodes, chosen)
+        profile._check()
+        return profile
+
+    def _check(self) -> None:
+        """Everything else in the draft is looked at before hours of pilots, with curves that stand in."""
+        stand_in = {"kind": "exponential", "floor": 0.0, "rate": 1.0}
+        versions = [{**self._version(rung), "curve": stand_in} for rung in self.rungs]
+        Problem.from_dict(self._problem(versions, [], 1.0, 0.0))
+
+    def run(self, folder: Path, told: Callable[[PilotRound], None] = lambda _: None) -> Finding:
+        """Runs the pilots (or what is left of them) and fits the curves."""
+        result = self.pilots.run(folder, told)
+        data = self.draft.data.get("data", {})
+        weights = (float(data["label_weight"]),) if "label_weight" in data else LABEL_WEIGHTS
+        fits = fit_versions(result.observations(), weights, seed=self.pilots.seed)
+        return Finding(self, result, fits)
+
+    def _version(self, rung: Rung) -> dict[str, Any]:
+        return {
+            "name": rung.name,
+            "structure": None if rung.structure.is_dense else f"structures/{rung.structure.id}.json",
+            "train_flops_per_sample": float(rung.train_flops_per_sample),
+            "payload_bytes": rung.payload_bytes,
+            "memory_bytes": rung.memory_bytes,
+            "source": "measured",
+        }
+
+    def _problem(
+        self,
+        versions: Sequence[Mapping[str, Any]],
+        switches: Sequence[Mapping[str, Any]],
+        start_loss: float,
+        label_weight: float,
+    ) -> dict[str, Any]:
+        draft = self.draft.data
+        start = draft.get("start", {}) if isinstance(draft.get("start", {}), dict) else {}
+        parts = draft.get("data", {}) if isinstance(draft.get("data", {}), dict) else {}
+        found = {
+            "format": draft.get("format", 1),
+            "target": draft.get("target"),
+            "start": {**start, "version": self.start_version, "loss": start_loss},
+            "round": draft.get("round"),
+            "data": {**parts, "label_weight": label_weight},
+            "workload": draft.get("workload"),
+            "versions": [_present(version) for version in versions],
+            "switches": list(switches),
+            "nodes": list(self.nodes),
+        }
+        unknown = {key: value for key, value in draft.items() if key not in found}
+        return {**{key: value for key, value in found.items() if value is not None}, **unknown}
+
+
+@dataclass(frozen=True, eq=False)
+class Finding:
+    """What a profile found out."""
+
+    profile: Profile
+    result: PilotResult
+    fits: Fits
+
+    def start_loss(self) -> float:
+        """Of the fresh model, as the version that the plan starts with."""
+        chosen = next(r for r in self.profile.rungs if r.name == self.profile.start_version)
+        if chosen.structure.is_dense:
+            return self.result.start_loss
+        model = copy.deepcopy(self.profile.pilots.model)
+        apply_(model, chosen.structure)
+        return evaluate(model, self.profile.pilots.validation, self.profile.pilots.spec.loss).loss
+
+    def problem(self, watts: float) -> dict[str, Any]:
+        """The complete problem, checked. A switch's energy is estimated: the server draws `watts`."""
+        power = PowerModel(watts)
+        versions = []
+        for rung in self.profile.rungs:
+            fit = self.fits.versions[rung.name]
+            curve = {"kind": fit.curve.kind, **fit.curve.parameters()}
+            curve["samples"] = [sample.parameters() for sample in fit.samples]
+            versions.append({**self.profile._version(rung), "curve": curve})
+        switches = [
+            {
+                "from": switch.source,
+                "to": switch.target,
+                "time_s": switch.time_s,
+                "energy_j": power.joules(switch.time_s),
+                "loss_jump": switch.loss_jump,
+            }
+            for switch in self.result.switches
+        ]
+        data = self.profile._problem(versions, switches, self.start_loss(), self.fits.label_weight)
+        Problem.from_dict(data)
+        return data
+
+    def write(self, path: Path, watts: float) -> None:
+        """The problem file, and its structures beside it."""
+        text = toml(self.problem(watts))
+        try:
+            folder = path.parent / "structures"
+            folder.mkdir(parents=True, exist_ok=True)
+            for rung in self.profile.rungs:
+                if not rung.structure.is_dense:
+                    rung.structure.save(folder / f"{rung.structure.id}.json")
+            path.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise UsageError(f"{path}: cannot be written ({error.strerror}); choose another -o") from None
+        Problem.load(path)
+
+    def full_run_rounds(self) -> int | None:
+        """Rounds the dense model needs with all nodes, by its curve; None: it never reaches the target."""
+        target = self.profile.draft.data["target"]
+        most = target.get("max_rounds") or 10_000
+        return rounds_to(self.fits.versions[DENSE].curve, self.result.start_loss, target["loss"], most)
+
+    @property
+    def pilot_passes(self) -> float:
+        """Pilot work in passes over the whole fleet's data."""
+        return self.result.samples_trained / sum(len(s) for s in self.profile.pilots.shares.values())
+
+
+def rounds_to(curve: Exponential | Power, loss: float, target: float, most: int) -> int | None:
+    """How many rounds on all data bring the loss to the target."""
+    now = np.asarray(loss, dtype=float)
+    for done in range(most + 1):
+        if float(now) <= target:
+            return done
+        now = curve.step(now, np.asarray(1.0))
+    return None
+
+
+def _present(table: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in table.items() if value is not None}

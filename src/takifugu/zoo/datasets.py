@@ -1,0 +1,265 @@
+"""Data sets by name: digits (of scikit-learn), mnist, fashion-mnist, cifar10, or the user's own function.
+
+Files are looked for in a folder the user names, in `TAKIFUGU_DATA`, or in the user's cache folder. Nothing is
+downloaded here; an error says which files belong where. Room rules: this room knows no training, so a data
+set is two plain tensors and what is known about them.
+"""
+
+from __future__ import annotations
+
+import gzip
+import math
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from takifugu.errors import DataError, UsageError, near_misses
+from takifugu.named import named
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    Raw = tuple[NDArray[np.uint8], NDArray[np.int64]]
+
+WRITERS = "mnist-writers"
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a model must know of the data: the shape of one input, and how many labels there are."""
+
+    shape: tuple[int, ...]
+    classes: int
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    inputs: Tensor
+    labels: Tensor
+    classes: int
+
+    @property
+    def facts(self) -> Facts:
+        return Facts(tuple(self.inputs.shape[1:]), self.classes)
+
+
+@dataclass(frozen=True)
+class _Source:
+    facts: Facts
+    folder: str
+    files: Mapping[str, tuple[str, ...]]
+    """By part: train, test."""
+    read: Callable[[Path, tuple[str, ...]], Raw]
+    mean: tuple[float, ...]
+    deviation: tuple[float, ...]
+    """Of each channel over the training images, scaled to 0..1: what networks are usually fed with."""
+
+
+def names() -> tuple[str, ...]:
+    return ("digits", *_SOURCES)
+
+
+def data_folder(folder: str | Path | None = None) -> Path:
+    """Where data sets lie: the folder given, else TAKIFUGU_DATA, else the user's cache folder."""
+    if folder is not None:
+        return Path(folder)
+    if chosen := os.environ.get("TAKIFUGU_DATA"):
+        return Path(chosen)
+    cache = os.environ.get("XDG_CACHE_HOME")
+    return (Path(cache) if cache else Path.home() / ".cache") / "takifugu"
+
+
+def facts(name: str) -> Facts | None:
+    """What is known of a data set without reading it; None for the user's own."""
+    if name == "digits":
+        return Facts((1, 8, 8), 10)
+    if name in _SOURCES:
+        return _SOURCES[name].facts
+    if ":" in name:
+        return None
+    raise UsageError(
+        f"unknown data set {name!r}{near_misses(name, names())}; there are {', '.join(names())}, "
+        "or package.module:function"
+    )
+
+
+def load(name: str, folder: str | Path | None = None, part: str = "train") -> Dataset:
+    """Inputs as float tensors, labels as whole numbers."""
+    import torch
+
+    if part not in ("train", "test"):
+        raise UsageError(f"part {part!r} of a data set; one of train, test")
+    if facts(name) is None:
+        return _own(name)
+    if name == "digits":
+        return _digits(part)
+    source = _SOURCES[name]
+    images, labels = source.read(data_folder(folder) / source.folder, source.files[part])
+    per_channel = (1, -1, 1, 1)
+    mean = torch.tensor(source.mean).view(per_channel)
+    deviation = torch.tensor(source.deviation).view(per_channel)
+    # In place: the larger data sets fill hundreds of megabytes.
+    inputs = torch.from_numpy(images).reshape(-1, *source.facts.shape).float()
+    inputs.div_(255.0).sub_(mean).div_(deviation)
+    return Dataset(inputs, torch.from_numpy(labels), source.facts.classes)
+
+
+def writers(folder: str | Path | None = None) -> NDArray[np.int64]:
+    """Who wrote each of MNIST's 60,000 training digits (QMNIST's table: writer and series of forms)."""
+    import numpy as np
+
+    path = data_folder(folder) / WRITERS / "mnist_train_writer_hsf.npy"
+    if not path.is_file():
+        raise DataError(f"who wrote MNIST's digits is not known: put the file {path.name} into {path.parent}")
+    try:
+        table = np.load(path, allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: cannot be read ({error}); get the file again") from None
+    if table.ndim != 2 or table.shape[1] != 2 or table.dtype.kind not in "iu":
+        raise DataError(
+            f"{path}: expected two columns of whole numbers (writer, series), got {table.dtype} "
+            f"of shape {table.shape}; get the file again"
+        )
+    # A writer's number is unique only together with the series of forms.
+    who, series = table.astype(np.int64).T
+    return np.asarray(series * (who.max(initial=0) + 1) + who)
+
+
+# ---- the data sets ----------------------------------------------------------------------------------------
+
+
+def _own(name: str) -> Dataset:
+    """The user's own function: it returns inputs and labels."""
+    import torch
+
+    function = named(name)
+    found = function() if callable(function) else function
+    if not (isinstance(found, tuple) and len(found) == 2 and all(isinstance(t, torch.Tensor) for t in found)):
+        raise DataError(
+            f"{name!r} must return two tensors, inputs and labels; it gave {type(found).__name__}"
+        )
+    inputs, labels = found
+    if len(inputs) != len(labels) or not len(labels):
+        raise DataError(f"{name!r} gave {len(inputs)} inputs and {len(labels)} labels; they must be as many")
+    if labels.is_floating_point() or labels.dim() != 1 or int(labels.min()) < 0:
+        raise DataError(
+            f"{name!r}: labels must be a list of whole numbers from 0, got {labels.dtype} "
+            f"of shape {tuple(labels.shape)}"
+        )
+    return Dataset(inputs, labels.long(), int(labels.max()) + 1)
+
+
+def _digits(part: str) -> Dataset:
+    """1797 real handwritten digits of 8 x 8 pixels."""
+    import torch
+
+    if part != "train":
+        raise DataError("digits has no test part; hold some of it back with [workload].validation")
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError:
+        raise DataError("digits come with scikit-learn; pip install 'takifugu[demo]'") from None
+    bunch = load_digits()
+    images = torch.tensor(bunch.images, dtype=torch.float32)[:, None] / 16
+    return Dataset(images, torch.tensor(bunch.target, dtype=torch.long), 10)
+
+
+def _find(folder: Path, wanted: tuple[str, ...]) -> list[Path]:
+    found = []
+    for name in wanted:
+        path = next((p for p in (folder / name, folder / f"{name}.gz") if p.is_file()), None)
+        if path is None:
+            raise DataError(
+                f"{folder / name} is missing: put {', '.join(wanted)} (plain or .gz) into {folder}, "
+                "or name another folder with --data-dir or TAKIFUGU_DATA"
+            )
+        found.append(path)
+    return found
+
+
+def _content(path: Path, at_most: int) -> bytes:
+    """The file's bytes, unpacked; never more than one beyond what is expected."""
+    try:
+        with path.open("rb") as raw:
+            file = gzip.GzipFile(fileobj=raw) if path.suffix == ".gz" else raw
+            return file.read(at_most + 1)
+    except (OSError, EOFError) as error:
+        raise DataError(f"{path}: cannot be read ({error}); get the file again") from None
+
+
+def _read_idx(folder: Path, files: tuple[str, ...]) -> Raw:
+    """Yann LeCun's idx format: a magic number, the sizes, the bytes."""
+    import numpy as np
+
+    images_path, labels_path = _find(folder, files)
+    images, labels = _idx(images_path, 3), _idx(labels_path, 1)
+    if len(images) != len(labels):
+        raise DataError(
+            f"{images_path} has {len(images)} images, {labels_path} {len(labels)} labels; "
+            "they do not belong together"
+        )
+    if images.shape[1:] != (28, 28):
+        raise DataError(f"{images_path}: expected images of 28 x 28, got {images.shape[1:]}")
+    return images, _labels(labels_path, labels.astype(np.int64))
+
+
+def _idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
+    import numpy as np
+
+    header = 4 + 4 * dimensions
+    start = _content(path, header)[:header]
+    if len(start) < header or start[:4] != bytes([0, 0, 8, dimensions]):
+        raise DataError(f"{path}: is not an idx file of bytes in {dimensions} dimensions; get the file again")
+    shape = tuple(int.from_bytes(start[i : i + 4], "big") for i in range(4, header, 4))
+    size = math.prod(shape)
+    content = _content(path, header + size)
+    if len(content) != header + size:
+        raise DataError(
+            f"{path}: its header promises {size} bytes, and it has {len(content) - header}; "
+            "get the file again"
+        )
+    return np.frombuffer(bytearray(content), dtype=np.uint8, offset=header).reshape(shape)
+
+
+def _read_cifar(folder: Path, files: tuple[str, ...]) -> Raw:
+    """CIFAR-10's binary version: a byte for the label, 3072 for the image, red, green and blue."""
+    import numpy as np
+
+    rows = []
+    for path in _find(folder, files):
+        content = np.frombuffer(_content(path, 3073 * 10_000), dtype=np.uint8)
+        if not len(content) or len(content) % 3073 or len(content) > 3073 * 10_000:
+            raise DataError(f"{path}: is not a batch of CIFAR-10's binary version; get the file again")
+        rows.append(content.reshape(-1, 3073))
+    table = np.concatenate(rows)
+    return np.ascontiguousarray(table[:, 1:]), _labels(folder, table[:, 0].astype(np.int64))
+
+
+def _labels(path: Path, labels: NDArray[np.int64]) -> NDArray[np.int64]:
+    if len(labels) and labels.max() > 9:
+        raise DataError(f"{path}: has the label {labels.max()}, and there are ten from 0; get the file again")
+    return labels
+
+
+_IDX = {
+    "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
+    "test": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
+}
+_CIFAR = {"train": tuple(f"data_batch_{i}.bin" for i in range(1, 6)), "test": ("test_batch.bin",)}
+
+_SOURCES: Mapping[str, _Source] = {
+    "mnist": _Source(Facts((1, 28, 28), 10), "mnist", _IDX, _read_idx, (0.1307,), (0.3081,)),
+    "fashion-mnist": _Source(Facts((1, 28, 28), 10), "fashion-mnist", _IDX, _read_idx, (0.2860,), (0.3530,)),
+    "cifar10": _Source(
+        Facts((3, 32, 32), 10),
+        "cifar-10-batches-bin",
+        _CIFAR,
+        _read_cifar,
+        (0.4914, 0.4822, 0.4465),
+        (0.2470, 0.2435, 0.2616),
+    ),
+}

@@ -1,0 +1,161 @@
+"""Curves from noisy trajectories that known curves made."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from takifugu.errors import DataError
+from takifugu.measure import fitting
+from takifugu.measure.fitting import Observation, fit, fit_versions, predict
+from takifugu.plan.curves import Exponential, Power
+
+EXPONENTIAL = Exponential(floor=0.3, data_gain=0.08, data_exponent=0.5, rate=0.35)
+POWER = Power(floor=0.1, data_gain=0.05, data_exponent=0.6, scale=2.0, exponent=1.2)
+
+
+def _observed(curve, shares=(1.0, 0.5, 0.25), rounds=14, noise=0.0, seed=0, first=2.3):
+    rng = np.random.default_rng(seed)
+    found = []
+    for share in shares:
+        true = [first, *predict(curve, first, [share] * rounds)]
+        seen = [first, *(loss * (1 + noise * rng.standard_normal()) for loss in true[1:])]
+        found += [Observation(f"{share}", r + 1, seen[r], seen[r + 1], share) for r in range(rounds)]
+    return found
+
+
+@pytest.mark.parametrize("curve", [EXPONENTIAL, POWER], ids=lambda c: c.kind)
+def test_exact_trajectories_give_the_curve_back(curve) -> None:
+    found = fit(_observed(curve, rounds=25), samples=0)
+    assert found.curve.kind == curve.kind
+    assert found.goodness.r2 > 0.9999
+    assert found.goodness.held_out_error < 0.01
+    # Parameters trade off against each other; what matters is the prediction, also on an amount never seen.
+    for share in (1.0, 0.7, 0.35):
+        wanted = predict(curve, 2.0, [share] * 40)
+        np.testing.assert_allclose(predict(found.curve, 2.0, [share] * 40), wanted, rtol=0.03)
+
+
+@pytest.mark.parametrize("curve", [EXPONENTIAL, POWER], ids=lambda c: c.kind)
+@pytest.mark.parametrize("seed", range(3))
+def test_noisy_trajectories_predict_a_held_out_amount(curve, seed: int) -> None:
+    found = fit(_observed(curve, noise=0.03, seed=seed), samples=0)
+    wanted = predict(curve, 2.3, [0.35] * 14)
+    np.testing.assert_allclose(predict(found.curve, 2.3, [0.35] * 14), wanted, rtol=0.08)
+    assert found.goodness.r2 > 0.97
+
+
+def test_the_family_is_told_by_the_later_rounds() -> None:
+    for curve in (EXPONENTIAL, Power(floor=0.02, data_gain=0.0, data_exponent=0.5, scale=2.0, exponent=0.6)):
+        kinds = [fit(_observed(curve, rounds=30, noise=0.01, seed=s), samples=0).curve.kind for s in range(3)]
+        assert kinds == [curve.kind] * 3
+
+
+def test_a_round_gone_astray_has_not_the_last_word() -> None:
+    rounds = _observed(EXPONENTIAL, noise=0.01)
+    astray = [
+        Observation(
+            o.run,
+            o.round,
+            o.loss_before,
+            o.loss_after * (6 if (o.run, o.round) == ("0.5", 9) else 1),
+            o.share,
+        )
+        for o in rounds
+    ]
+    found = fit(astray, samples=0)
+    np.testing.assert_allclose(
+        predict(found.curve, 2.3, [1.0] * 14), predict(EXPONENTIAL, 2.3, [1.0] * 14), rtol=0.08
+    )
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    seed=st.integers(0, 1000),
+    runs=st.integers(1, 3),
+    rounds=st.integers(3, 8),
+    offset=st.sampled_from([-2.0, 0.0]),
+)
+def test_whatever_is_observed_the_curve_is_allowed(seed: int, runs: int, rounds: int, offset: float) -> None:
+    """Even noise without any trend gives a curve that a problem file may hold."""
+    rng = np.random.default_rng(seed)
+    seen = []
+    for run in range(runs):
+        losses = rng.uniform(0.05, 2.5, rounds + 1) + offset
+        share = float(rng.uniform(0.1, 1.0))
+        seen += [Observation(str(run), r, losses[r], losses[r + 1], share) for r in range(rounds)]
+    found = fit(seen, samples=2)
+    for curve in (found.curve, *found.samples):
+        p = curve.parameters()
+        assert type(curve) is type(found.curve)
+        assert all(np.isfinite(v) for v in p.values())
+        assert p["data_gain"] >= 0
+        assert p["data_exponent"] >= 0
+        assert p.get("rate", 1) > 0
+        assert p.get("scale", 1) > 0
+        assert 0.05 <= p.get("exponent", 1) <= 20
+
+
+def test_one_amount_says_nothing_about_others() -> None:
+    found = fit(_observed(EXPONENTIAL, shares=(1.0,)), samples=0)
+    assert found.curve.data_gain == 0.0
+    assert found.goodness.runs == 1
+
+
+def test_the_vectorized_formulas_are_those_of_the_planner() -> None:
+    runs = fitting._Runs.of("x", _observed(POWER, rounds=6), 0.0)
+    for kind in ("exponential", "power"):
+        space = fitting._Space(kind, runs)
+        points = np.array(list(space.starts()))
+        together = space.trajectories(points, runs)
+        for point, rows in zip(points, together, strict=True):
+            curve = space.curve(point)
+            for column in range(len(runs.first)):
+                wanted = predict(curve, runs.first[column], runs.share[:, column])
+                np.testing.assert_allclose(rows[:, column], wanted, rtol=1e-12)
+
+
+def test_samples_spread_with_the_noise_and_are_reproducible() -> None:
+    def spread(noise: float) -> float:
+        found = fit(_observed(EXPONENTIAL, noise=noise), samples=12)
+        assert found == fit(_observed(EXPONENTIAL, noise=noise), samples=12)
+        return float(np.std([predict(c, 2.3, [0.5] * 20)[-1] for c in found.samples]))
+
+    assert spread(0.05) > 2 * spread(0.005) > 0
+
+
+def test_samples_usually_cover_the_truth() -> None:
+    inside = 0
+    for seed in range(6):
+        found = fit(_observed(EXPONENTIAL, noise=0.03, seed=seed), samples=12)
+        ends = sorted(predict(c, 2.3, [0.5] * 20)[-1] for c in found.samples)
+        width = ends[-1] - ends[0]
+        inside += ends[0] - 0.5 * width <= predict(EXPONENTIAL, 2.3, [0.5] * 20)[-1] <= ends[-1] + 0.5 * width
+    assert inside >= 5
+
+
+def test_the_label_weight_is_found_for_all_versions_together() -> None:
+    def seen(curve, weight: float):
+        found = []
+        for run, (amount, tv) in enumerate([(1.0, 0.0), (0.5, 0.5), (0.5, 0.1), (0.3, 0.7), (0.25, 0.3)]):
+            share = amount * (1 - weight * tv)
+            losses = [2.3, *predict(curve, 2.3, [share] * 12)]
+            found += [Observation(str(run), r, losses[r], losses[r + 1], amount, tv) for r in range(12)]
+        return found
+
+    for weight in (0.0, 0.5, 1.0):
+        found = fit_versions({"dense": seen(EXPONENTIAL, weight), "low": seen(POWER, weight)}, samples=0)
+        assert found.label_weight == weight
+        assert set(found.versions) == {"dense", "low"}
+    assert fit_versions({"dense": _observed(EXPONENTIAL)}, samples=0).label_weight == 0.0
+
+
+def test_too_little_and_too_strange() -> None:
+    with pytest.raises(DataError, match="2 observed rounds are too few"):
+        fit(_observed(EXPONENTIAL, shares=(1.0,), rounds=2))
+    with pytest.raises(DataError, match="run 'x', round 3 has a loss or share out of range"):
+        fit([*_observed(EXPONENTIAL), Observation("x", 3, 1.0, float("nan"), 0.5)])
+    with pytest.raises(DataError, match="out of range"):
+        fit([*_observed(EXPONENTIAL), Observation("x", 3, 1.0, 1.0, 0.0)])

@@ -1,0 +1,320 @@
+"""`takifugu profile` on real digits with a tiny network."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from takifugu.cli import Exit, main
+from takifugu.errors import DataError, UsageError
+from takifugu.plan.problem import Problem
+from takifugu.structure import Structure
+from takifugu.train import pilots as pilots_module
+from takifugu.train.pilots import subset_of, subsets
+from takifugu.train.profile import rounds_to
+from takifugu.train.round import Samples
+
+pytest.importorskip("sklearn")
+
+DRAFT = """
+format = 1
+[target]
+loss = 0.6
+deadline_s = 3600.0
+max_rounds = 300
+[data]
+parts = 2
+[workload]
+model = "takifugu.zoo.small:mlp"
+model_options = { width = 24, depth = 1 }
+data = "digits"
+limit = 500
+partition = { kind = "dirichlet", alpha = 1.0 }
+batch_size = 16
+optimizer = { kind = "sgd", lr = 0.3, momentum = 0.5 }
+validation = 0.3
+seed = 1
+"""
+NODE = """
+[[nodes]]
+name = "{name}"
+flops_per_s = {flops}
+joules_per_flop = 1e-9
+up_bytes_per_s = 1e6
+down_bytes_per_s = 1e6
+latency_s = 0.02
+joules_per_byte = 1e-7
+"""
+QUICK = ["--ranks", "0.5,0.2", "--rounds", "3", "--warmup", "2"]
+
+
+@pytest.fixture(autouse=True)
+def _registered() -> None:
+    from takifugu.cli.app import app
+    from takifugu.cli.profile import profile
+
+    if not any(group.name == "profile" for group in app.registered_groups):
+        app.add_typer(profile, name="profile")
+
+
+@pytest.fixture
+def draft(tmp_path: Path) -> Path:
+    path = tmp_path / "draft.toml"
+    nodes = [NODE.format(name=f"n{i}", flops=1e9 * (i + 1)) for i in range(5)]
+    path.write_text(DRAFT + "".join(nodes))
+    return path
+
+
+def _untimed(path: Path) -> dict[str, Any]:
+    """The problem without what a clock had a say in."""
+    data = tomllib.loads(path.read_text())
+    for switch in data["switches"]:
+        assert switch.pop("time_s") > 0
+        assert switch.pop("energy_j") > 0
+    return data
+
+
+def test_a_draft_becomes_a_problem_that_can_be_planned(
+    draft: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "problem.toml"
+    assert main(["profile", "model", str(draft), *QUICK, "-o", str(out)]) == Exit.OK
+    said = capsys.readouterr()
+    for part in ("version", "R2", "start loss", "label weight", "passes over all data"):
+        assert part in said.out
+    assert "pilot dense-0 round 3" in said.err
+
+    problem = Problem.load(out)
+    assert [v.name for v in problem.versions] == ["dense", "r0.5", "r0.2"]
+    assert problem.total_samples == 350
+    assert all(node.labels is not None and sum(node.labels) == node.samples for node in problem.nodes)
+    assert problem.parts == 2
+    assert problem.start_loss == pytest.approx(2.3, abs=0.2)
+    assert {(s.source, s.target) for s in problem.switches} == {
+        ("dense", "r0.5"),
+        ("dense", "r0.2"),
+        ("r0.5", "r0.2"),
+    }
+    assert all(s.loss_jump >= 0 for s in problem.switches)
+    assert all(len(v.curve_samples) == 20 for v in problem.versions)
+    for version in problem.versions[1:]:
+        structure = Structure.load(tmp_path / str(version.structure))
+        assert version.structure == f"structures/{structure.id}.json"
+        assert version.payload_bytes < problem.versions[0].payload_bytes
+    assert main(["plan", str(out), "--brief"]) == Exit.OK
+
+    # Profiled, then profiled again as a problem: what was found shares the data out the same.
+    again = tmp_path / "again.toml"
+    text = out.read_text().replace(f"label_weight = {problem.label_weight!r}\n", "")
+    (tmp_path / "as_draft.toml").write_text(text)
+    assert main(["profile", "model", str(tmp_path / "as_draft.toml"), *QUICK, "-o", str(again)]) == Exit.OK
+    assert _untimed(again) == _untimed(out)
+
+
+def test_interrupted_it_goes_on_and_ends_the_same(
+    draft: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    straight, stopped = tmp_path / "straight.toml", tmp_path / "stopped.toml"
+    assert main(["profile", "model", str(draft), *QUICK, "-o", str(straight)]) == Exit.OK
+    real, trained = pilots_module.cooperative_round, []
+
+    def interrupted_at(calls: int):
+        count = [0]
+
+        def one(*args: Any, **options: Any) -> Any:
+            count[0] += 1
+            if count[0] == calls:
+                raise KeyboardInterrupt
+            trained.append(options["round_index"])
+            return real(*args, **options)
+
+        return one
+
+    for calls in (2, 5, 9):  # in the warm-up, at a branch's start, in the middle of one
+        monkeypatch.setattr(pilots_module, "cooperative_round", interrupted_at(calls))
+        command = ["profile", "model", str(draft), *QUICK, "-o", str(stopped)]
+        assert main(command) == Exit.INTERRUPTED
+        assert not stopped.exists()
+        assert "goes on from there" in capsys.readouterr().err
+    monkeypatch.setattr(pilots_module, "cooperative_round", interrupted_at(10**6))
+    assert main(command) == Exit.OK
+    assert len(trained) == 2 + 3 * 3 * 3  # no round was trained twice
+    assert _untimed(stopped) == _untimed(straight)
+
+    # Nothing is left to do, and nothing changes: not even the times.
+    before = stopped.read_bytes()
+    assert main(command) == Exit.OK
+    assert len(trained) == 29
+    assert stopped.read_bytes() == before
+
+    # A model that got lost is trained again, to the same end.
+    for path in (tmp_path / "stopped.pilots").glob("*/r0.5-1.3.safetensors"):
+        path.unlink()
+    assert main(command) == Exit.OK
+    assert len(trained) == 32
+    assert _untimed(stopped) == _untimed(straight)
+
+
+def test_json(draft: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "p.toml"
+    command = ["profile", "model", str(draft), *QUICK, "-o", str(out), "--json", "--averaging", "products"]
+    assert main(command) == Exit.OK
+    data = json.loads(capsys.readouterr().out)
+    assert data["pilot_rounds"] == 29
+    assert data["pilot_passes"] == pytest.approx(2 + 3 * 3 * 1.75, rel=0.1)
+    assert set(data["versions"]) == {"dense", "r0.5", "r0.2"}
+    assert data["versions"]["dense"]["goodness"]["runs"] == 4
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("loss = 0.6", "lost = 0.6"), "target.loss"),
+        (('kind = "dirichlet"', 'kind = "dirichle"'), "did you mean 'dirichlet'"),
+        (('model = "takifugu.zoo.small:mlp"', 'model = "takifugu.zoo.small:mpl"'), "has no 'mpl'"),
+        (("latency_s = 0.02", "latency_s = -1.0"), "latency_s"),
+        (("latency_s = 0.02", "samples = 1000\nlatency_s = 0.02"), "there are 350 to share out"),
+        (("latency_s = 0.02", 'samples = "x"\nlatency_s = 0.02'), "is not a whole number"),
+        (("[data]", '[start]\nversion = "r0.7"\n[data]'), "there is no version 'r0.7'"),
+        (("parts = 2", "part = 2"), "data.part"),
+        (("format = 1", "format = 1\nthing = 2"), "thing"),
+        (("format = 1", "format = ="), "not valid TOML"),
+        (("[workload]", "[work]"), "there is no [workload]"),
+    ],
+)
+def test_mistakes_are_found_before_the_pilots(
+    draft: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], change: tuple[str, str], message: str
+) -> None:
+    text = draft.read_text()
+    assert change[0] in text
+    draft.write_text(text.replace(*change))
+    assert main(["profile", "model", str(draft), "-o", str(tmp_path / "out.toml")]) == Exit.USAGE
+    assert message in capsys.readouterr().err
+    assert not list(tmp_path.glob("*.pilots"))
+
+
+def test_wrong_options(draft: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for options, message in [
+        (["--ranks", "a,b"], "--ranks 'a,b' is not a list of numbers"),
+        (["--ranks", "2.0"], "rank ratio 2 is not"),
+        (["--amounts", "1,0"], "are not all above 0"),
+        (["--amounts", "1", "--rounds", "2"], "a curve, which needs three rounds"),
+        (["--averaging", "median"], "--averaging 'median'"),
+        (["--watts", "0"], "--watts 0 is not above 0"),
+        (["-o", str(tmp_path / "no/where.toml")], "does not exist"),
+    ]:
+        assert main(["profile", "model", str(draft), *options]) == Exit.USAGE
+        assert message in capsys.readouterr().err
+    assert main(["profile", "model", str(tmp_path / "none.toml")]) == Exit.USAGE
+    assert "cannot be read" in capsys.readouterr().err
+    draft.write_text(DRAFT)
+    assert main(["profile", "model", str(draft)]) == Exit.USAGE
+    assert "at least one [[nodes]]" in capsys.readouterr().err
+
+
+def test_nodes_from_a_file_and_a_damaged_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "draft.toml").write_text(DRAFT.replace("format = 1", 'format = 1\nnodes_file = "fleet.csv"'))
+    (tmp_path / "fleet.csv").write_text(
+        "name,flops_per_s,joules_per_flop,up_bytes_per_s,down_bytes_per_s,latency_s,joules_per_byte,samples\n"
+        "a,1e9,1e-9,1e6,1e6,0.1,1e-7,\nb,2e9,1e-9,1e6,1e6,0.1,1e-7,100\n"
+    )
+    out = tmp_path / "out.toml"
+    command = ["profile", "model", str(tmp_path / "draft.toml"), "-o", str(out), "--rounds", "2"]
+    command += ["--ranks", "0.5", "--warmup", "1", "--amounts", "1,0.3"]
+    assert main(command) == Exit.OK
+    assert [node.samples for node in Problem.load(out).nodes] == [250, 100]
+    (listing,) = (tmp_path / "out.pilots").glob("*/pilots.jsonl")
+    listing.write_text('{"what": "round"}\n')
+    capsys.readouterr()
+    assert main(command) == Exit.USAGE
+    assert "is damaged" in capsys.readouterr().err
+
+
+def test_this_machine_as_a_node(draft: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "problem.toml"
+    quick = ["--rounds", "3", "--warmup", "1", "--ranks", "0.5", "--amounts", "1"]
+    assert main(["profile", "model", str(draft), *quick, "-o", str(out)]) == Exit.OK
+    capsys.readouterr()
+    timed = ["--budget-s", "0.01", "--watts", "10", "--link-bytes-per-s", "5e5"]
+    assert main(["profile", "node", str(out), "--name", "n2", *timed]) == Exit.OK
+    said = capsys.readouterr()
+    assert "samples/s" in said.err
+    assert "Energy: estimated, 10 W" in said.out
+    (entry,) = tomllib.loads(said.out)["nodes"]
+    assert entry["source"] == "estimated"
+    assert set(entry["samples_per_s"]) == {"dense", "r0.5"}
+    for version, speed in entry["samples_per_s"].items():
+        assert entry["joules_per_sample"][version] == pytest.approx(10 / speed)
+    assert entry["up_bytes_per_s"] == 5e5
+    # It takes the place of the node it is named after.
+    data = tomllib.loads(out.read_text())
+    data["nodes"][2] = entry
+    assert Problem.from_dict(data).nodes[2].samples == Problem.load(out).nodes[2].samples
+
+    file = tmp_path / "node.toml"
+    assert (
+        main(["profile", "node", str(draft), *timed, "--ranks", "0.5", "-o", str(file), "--json"]) == Exit.OK
+    )
+    told = json.loads(capsys.readouterr().out)
+    assert told["node"] == tomllib.loads(file.read_text())["nodes"][0]
+    assert told["steps"]["dense"]["count"] >= 5
+    assert main(["profile", "node", str(draft), "--watts", "-1"]) == Exit.USAGE
+
+
+# ---- the parts ---------------------------------------------------------------------------------------------
+
+
+def _shares(histograms: list[list[int]]) -> dict[str, Samples]:
+    found = {}
+    for index, counts in enumerate(histograms):
+        labels = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
+        found[f"n{index}"] = Samples(torch.zeros(len(labels), 1), labels)
+    return found
+
+
+def test_subsets_have_about_the_amounts_and_say_how_balanced_they_are() -> None:
+    rng = np.random.default_rng(0)
+    shares = _shares([rng.integers(0, 40, 4).tolist() for _ in range(12)])
+    total = sum(map(len, shares.values()))
+    for amounts in ([1.0, 0.5, 0.25], [0.7], [0.5, 0.5, 0.5, 1.0]):
+        found = subsets(shares, 4, amounts, seed=3)
+        assert len(found) == len(amounts)
+        assert len({one.nodes for one in found}) == len(found)
+        for amount, one in zip(sorted(amounts, reverse=True), found, strict=True):
+            assert one.share == pytest.approx(amount, abs=0.1)
+            assert one.share == sum(len(shares[name]) for name in one.nodes) / total
+            assert one == subset_of(shares, 4, one.nodes)
+        assert found == subsets(shares, 4, amounts, seed=3)
+    turns = subsets(shares, 4, [0.5, 0.5], seed=3)
+    assert turns[0].imbalance < turns[1].imbalance
+
+
+def test_imbalance_is_the_total_variation() -> None:
+    shares = _shares([[10, 0], [0, 30]])
+    assert subset_of(shares, 2, ["n0"]).imbalance == pytest.approx(0.75)
+    assert subset_of(shares, 2, ["n0", "n1"]).imbalance == 0.0
+    assert [one.nodes for one in subsets(_shares([[5, 5]]), 2, [1.0, 0.5], 0)] == [("n0",)]
+    with pytest.raises(DataError, match="no nodes"):
+        subsets({}, 2, [1.0], 0)
+
+
+def test_rounds_to_a_target() -> None:
+    from takifugu.plan.curves import Exponential
+
+    curve = Exponential(floor=0.0, data_gain=0.0, data_exponent=0.5, rate=float(np.log(2)))
+    assert rounds_to(curve, 2.0, 0.3, 10) == 3
+    assert rounds_to(curve, 2.0, 2.0, 10) == 0
+    assert rounds_to(curve, 2.0, 0.3, 2) is None
+
+
+def test_pilots_refuse_nonsense() -> None:
+    from takifugu.train.pilots import Pilots
+
+    with pytest.raises(UsageError, match="pilots of 0 rounds"):
+        Pilots(torch.nn.Linear(1, 1), (), {}, None, 1, None, 0, rounds=0)  # type: ignore[arg-type]

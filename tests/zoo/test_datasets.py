@@ -1,0 +1,142 @@
+"""Loaders on small files that the tests write themselves, and on what comes with scikit-learn."""
+
+from __future__ import annotations
+
+import gzip
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from takifugu.errors import DataError, UsageError
+from takifugu.zoo import datasets
+
+
+def _idx(array: np.ndarray) -> bytes:
+    head = bytes([0, 0, 8, array.ndim]) + b"".join(int(n).to_bytes(4, "big") for n in array.shape)
+    return head + array.astype(np.uint8).tobytes()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    rng = np.random.default_rng(0)
+    images, labels = rng.integers(0, 256, (5, 28, 28)), np.array([3, 1, 4, 1, 9])
+    (tmp_path / "mnist").mkdir()
+    (tmp_path / "mnist/train-images-idx3-ubyte").write_bytes(_idx(images))
+    (tmp_path / "mnist/train-labels-idx1-ubyte").write_bytes(_idx(labels))
+    (tmp_path / "fashion-mnist").mkdir()
+    for part in ("train", "t10k"):
+        (tmp_path / f"fashion-mnist/{part}-images-idx3-ubyte.gz").write_bytes(gzip.compress(_idx(images)))
+        (tmp_path / f"fashion-mnist/{part}-labels-idx1-ubyte.gz").write_bytes(gzip.compress(_idx(labels)))
+    (tmp_path / "cifar-10-batches-bin").mkdir()
+    for batch in range(1, 6):
+        rows = rng.integers(0, 256, (2, 3073), dtype=np.uint8)
+        rows[:, 0] = batch
+        (tmp_path / f"cifar-10-batches-bin/data_batch_{batch}.bin").write_bytes(rows.tobytes())
+    (tmp_path / "mnist-writers").mkdir()
+    np.save(
+        tmp_path / "mnist-writers/mnist_train_writer_hsf.npy", np.array([[1, 0], [2, 0], [1, 4]], np.int32)
+    )
+    return tmp_path
+
+
+def test_idx_plain_and_packed(folder: Path) -> None:
+    rng = np.random.default_rng(0)
+    raw = rng.integers(0, 256, (5, 28, 28))
+    for name, mean, deviation in (("mnist", 0.1307, 0.3081), ("fashion-mnist", 0.2860, 0.3530)):
+        data = datasets.load(name, folder)
+        assert data.inputs.shape == (5, 1, 28, 28)
+        assert data.labels.tolist() == [3, 1, 4, 1, 9]
+        assert data.facts == datasets.facts(name)
+        wanted = (torch.tensor(raw, dtype=torch.float32)[:, None] / 255 - mean) / deviation
+        torch.testing.assert_close(data.inputs, wanted)
+    assert len(datasets.load("fashion-mnist", folder, part="test").labels) == 5
+
+
+def test_cifar(folder: Path) -> None:
+    data = datasets.load("cifar10", folder)
+    assert data.inputs.shape == (10, 3, 32, 32)
+    assert data.labels.tolist() == [1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
+    raw = np.frombuffer((folder / "cifar-10-batches-bin/data_batch_1.bin").read_bytes(), np.uint8)
+    green = (raw[1 + 1024] / 255 - 0.4822) / 0.2435  # the first pixel of the second channel
+    assert float(data.inputs[0, 1, 0, 0]) == pytest.approx(green, rel=1e-5)
+
+
+def test_digits() -> None:
+    pytest.importorskip("sklearn")
+    data = datasets.load("digits")
+    assert data.inputs.shape == (1797, 1, 8, 8)
+    assert data.facts == datasets.facts("digits")
+    with pytest.raises(DataError, match="no test part"):
+        datasets.load("digits", part="test")
+
+
+def test_writers_of_different_series_are_different_people(folder: Path) -> None:
+    first, second, third = datasets.writers(folder)
+    assert len({first, second, third}) == 3
+
+
+def test_where_data_is_looked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("TAKIFUGU_DATA", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert datasets.data_folder() == tmp_path / "cache/takifugu"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert datasets.data_folder() == tmp_path / ".cache/takifugu"
+    monkeypatch.setenv("TAKIFUGU_DATA", str(tmp_path / "env"))
+    assert datasets.data_folder() == tmp_path / "env"
+    assert datasets.data_folder("given") == Path("given")
+
+
+def test_missing_files_are_named_with_their_place(folder: Path) -> None:
+    (folder / "mnist/train-labels-idx1-ubyte").unlink()
+    with pytest.raises(DataError, match=r"mnist/train-labels-idx1-ubyte is missing: put .* into .*mnist"):
+        datasets.load("mnist", folder)
+    with pytest.raises(DataError, match="data_batch_1.bin"):
+        datasets.load("cifar10", folder / "nowhere")
+    with pytest.raises(DataError, match="put the file mnist_train_writer_hsf.npy into"):
+        datasets.writers(folder / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("mnist/train-images-idx3-ubyte", b"", "not an idx file"),
+        ("mnist/train-images-idx3-ubyte", b"\x00\x00\x0d\x03" + bytes(20), "not an idx file"),
+        (
+            "mnist/train-images-idx3-ubyte",
+            _idx(np.zeros((5, 28, 28)))[:-1],
+            "promises 3920 bytes, and it has 3919",
+        ),
+        ("mnist/train-images-idx3-ubyte", _idx(np.zeros((5, 28, 28))) + b"x", "promises 3920 bytes"),
+        ("mnist/train-images-idx3-ubyte", _idx(np.zeros((5, 9, 9))), "expected images of 28 x 28"),
+        ("mnist/train-images-idx3-ubyte", _idx(np.zeros((4, 28, 28))), "do not belong together"),
+        ("mnist/train-labels-idx1-ubyte", _idx(np.array([1, 2, 3, 4, 77])), "the label 77"),
+        ("cifar-10-batches-bin/data_batch_3.bin", b"short", "not a batch"),
+        ("cifar-10-batches-bin/data_batch_3.bin", b"", "not a batch"),
+        ("mnist-writers/mnist_train_writer_hsf.npy", b"junk", "cannot be read"),
+    ],
+)
+def test_damaged_files(folder: Path, file: str, content: bytes, message: str) -> None:
+    (folder / file).write_bytes(content)
+    read = (
+        datasets.writers if "writer" in file else partial(datasets.load, file[:5].replace("cifar", "cifar10"))
+    )
+    with pytest.raises(DataError, match=message):
+        read(folder)
+
+
+def test_other_damage(folder: Path) -> None:
+    path = folder / "fashion-mnist/train-images-idx3-ubyte.gz"
+    path.write_bytes(path.read_bytes()[:50])
+    with pytest.raises(DataError, match="cannot be read"):
+        datasets.load("fashion-mnist", folder)
+    np.save(folder / "mnist-writers/mnist_train_writer_hsf.npy", np.zeros(5))
+    with pytest.raises(DataError, match="two columns of whole numbers"):
+        datasets.writers(folder)
+    with pytest.raises(UsageError, match="unknown data set 'cifar'; did you mean 'cifar10'"):
+        datasets.load("cifar")
+    with pytest.raises(UsageError, match="part 'validation'"):
+        datasets.load("mnist", part="validation")
