@@ -24,6 +24,9 @@ LABEL_WEIGHTS = (0.0, 0.25, 0.5, 0.75, 1.0)
 _PRIOR = 0.02
 """How much a parameter that the data say nothing about is held near its usual value."""
 
+_FLOOR_PRIOR = 0.2
+"""Likewise for the floor, and stronger: nothing is told less by early rounds, and nothing matters more."""
+
 _KINSHIP = 0.15
 """Likewise, near the value of the reference version."""
 
@@ -231,22 +234,22 @@ class _Space:
         self.low, self.high = np.array([bounds[name] for name in self.names]).T
         usual = {
             # Where losses do not bend yet, the floor could be anywhere below: neither at the end nor at once.
-            "floor": bottom + 0.4 * (least - bottom),
+            "floor": bottom + 0.5 * (least - bottom),
             "rate": np.log(0.3),
             "scale": np.log(spread),
             "exponent": np.log(1.0),
             "data_gain": None,
             "data_exponent": np.log(0.5),
         }
-        strength, whole = _PRIOR, max(least - bottom, 1e-9)
+        strength, floor_strength = _PRIOR, _FLOOR_PRIOR
         if like is not None and like.space.kind == kind:
-            strength = _KINSHIP
+            strength = floor_strength = _KINSHIP
             usual |= dict(zip(like.space.names, like.point, strict=True))
         # Pulls on the floor and the gain are relative to how far the loss may still fall.
+        whole = max(least - bottom, 1e-9)
+        pull = {"floor": floor_strength / whole, "data_gain": strength / whole}
         self.held = [
-            (i, usual[n], strength / whole if n in ("floor", "data_gain") else strength)
-            for i, n in enumerate(self.names)
-            if usual[n] is not None
+            (i, usual[n], pull.get(n, strength)) for i, n in enumerate(self.names) if usual[n] is not None
         ]
         self._scale = usual["scale"]
         self._floors = (bottom + 0.2 * (least - bottom), bottom + 0.9 * (least - bottom))
