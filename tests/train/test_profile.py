@@ -25,7 +25,7 @@ pytest.importorskip("sklearn")
 DRAFT = """
 format = 1
 [target]
-loss = 0.6
+loss = 1.5
 deadline_s = 3600.0
 max_rounds = 300
 [data]
@@ -51,7 +51,7 @@ down_bytes_per_s = 1e6
 latency_s = 0.02
 joules_per_byte = 1e-7
 """
-QUICK = ["--ranks", "0.5,0.2", "--rounds", "3", "--warmup", "2"]
+QUICK = ["--ranks", "0.5,0.2", "--rounds", "3", "--warmup", "2", "--curve-samples", "3"]
 
 
 @pytest.fixture(autouse=True)
@@ -102,7 +102,7 @@ def test_a_draft_becomes_a_problem_that_can_be_planned(
         ("r0.5", "r0.2"),
     }
     assert all(s.loss_jump >= 0 for s in problem.switches)
-    assert all(len(v.curve_samples) == 20 for v in problem.versions)
+    assert all(len(v.curve_samples) == 3 for v in problem.versions)
     for version in problem.versions[1:]:
         structure = Structure.load(tmp_path / str(version.structure))
         assert version.structure == f"structures/{structure.id}.json"
@@ -169,13 +169,13 @@ def test_json(draft: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert data["pilot_rounds"] == 29
     assert data["pilot_passes"] == pytest.approx(2 + 3 * 3 * 1.75, rel=0.1)
     assert set(data["versions"]) == {"dense", "r0.5", "r0.2"}
-    assert data["versions"]["dense"]["goodness"]["runs"] == 4
+    assert data["versions"]["dense"]["goodness"]["rounds"] == 11
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (("loss = 0.6", "lost = 0.6"), "target.loss"),
+        (("loss = 1.5", "lost = 1.5"), "target.loss"),
         (('kind = "dirichlet"', 'kind = "dirichle"'), "did you mean 'dirichlet'"),
         (('model = "takifugu.zoo.small:mlp"', 'model = "takifugu.zoo.small:mpl"'), "has no 'mpl'"),
         (("latency_s = 0.02", "latency_s = -1.0"), "latency_s"),
@@ -226,7 +226,7 @@ def test_nodes_from_a_file_and_a_damaged_folder(tmp_path: Path, capsys: pytest.C
     )
     out = tmp_path / "out.toml"
     command = ["profile", "model", str(tmp_path / "draft.toml"), "-o", str(out), "--rounds", "2"]
-    command += ["--ranks", "0.5", "--warmup", "1", "--amounts", "1,0.3"]
+    command += ["--curve-samples", "0", "--ranks", "0.5", "--warmup", "1", "--amounts", "1,0.3"]
     assert main(command) == Exit.OK
     assert [node.samples for node in Problem.load(out).nodes] == [250, 100]
     (listing,) = (tmp_path / "out.pilots").glob("*/pilots.jsonl")

@@ -31,6 +31,7 @@ def model(
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of each pilot.")] = 6,
     warmup: Annotated[int, typer.Option(min=1, help="Dense rounds before the versions branch.")] = 3,
     amounts: Annotated[str, typer.Option(help="Shares of the fleet's data to try.")] = "1,0.5,0.25",
+    curve_samples: Annotated[int, typer.Option(min=0, help="Curves drawn from their uncertainty.")] = 20,
     averaging: Annotated[str, typer.Option(help="factors or products.")] = "factors",
     data_dir: Annotated[Path | None, typer.Option(help="Folder of the data sets.")] = None,
     output: Annotated[Path, typer.Option("-o", "--output", help="The problem file.")] = Path("problem.toml"),
@@ -65,7 +66,7 @@ def model(
     folder = pilots if pilots is not None else output.parent / f"{output.stem}.pilots"
     try:
         with _bar(ready.pilots.total_rounds) as told:
-            found = ready.run(folder, told)
+            found = ready.run(folder, told, curve_samples)
     except KeyboardInterrupt:
         sys.stderr.write(f"pilots so far are kept in {folder}; the same command goes on from there\n")
         return Exit.INTERRUPTED

@@ -24,8 +24,14 @@ LABEL_WEIGHTS = (0.0, 0.25, 0.5, 0.75, 1.0)
 _PRIOR = 0.02
 """How much a parameter that the data say nothing about is held near its usual value."""
 
-_KINSHIP = 0.05
+_FLOOR_PRIOR = 0.2
+"""Likewise for the floor, and stronger: nothing is told less by early rounds, and nothing matters more."""
+
+_KINSHIP = 0.15
 """Likewise, near the value of the reference version."""
+
+_DOUBT = 2.0
+"""As many times better an exponential must predict the later rounds to be preferred."""
 
 _ENOUGH = 8
 """As many later rounds tell a version's family by themselves."""
@@ -99,10 +105,13 @@ def fit_versions(
     if weight != label_weights[0]:
         families = _families(observations, weight)
         solutions = _solve_all(observations, weight, families)
-    fits = {
-        name: _fit(solutions[name], families[name].error, _Runs.of(name, rounds, weight), samples, seed)
-        for name, rounds in observations.items()
-    }
+    fits: dict[str, Fit] = {}
+    reference: tuple[_Solution, ...] = ()
+    for name, rounds in observations.items():
+        runs = _Runs.of(name, rounds, weight)
+        drawn = tuple(_resampled(solutions[name], runs, reference, seed, i) for i in range(samples))
+        fits[name] = _fit(solutions[name], families[name].error, runs, drawn)
+        reference = reference or drawn
     return Fits(fits, weight)
 
 
@@ -224,24 +233,23 @@ class _Space:
         }
         self.low, self.high = np.array([bounds[name] for name in self.names]).T
         usual = {
-            # Where losses do not bend yet, a floor is not to be read out of their noise.
-            "floor": bottom,
+            # Where losses do not bend yet, the floor could be anywhere below: neither at the end nor at once.
+            "floor": bottom + 0.5 * (least - bottom),
             "rate": np.log(0.3),
             "scale": np.log(spread),
             "exponent": np.log(1.0),
             "data_gain": None,
             "data_exponent": np.log(0.5),
         }
-        strength = _PRIOR
+        strength, floor_strength = _PRIOR, _FLOOR_PRIOR
         if like is not None and like.space.kind == kind:
-            strength = _KINSHIP
+            strength = floor_strength = _KINSHIP
             usual |= dict(zip(like.space.names, like.point, strict=True))
-        # Pulls on the floor and the gain are relative to how far the loss may fall.
-        fall = max(float(runs.first.max()) - bottom, 1e-9)
+        # Pulls on the floor and the gain are relative to how far the loss may still fall.
+        whole = max(least - bottom, 1e-9)
+        pull = {"floor": floor_strength / whole, "data_gain": strength / whole}
         self.held = [
-            (i, usual[n], strength / fall if n in ("floor", "data_gain") else strength)
-            for i, n in enumerate(self.names)
-            if usual[n] is not None
+            (i, usual[n], pull.get(n, strength)) for i, n in enumerate(self.names) if usual[n] is not None
         ]
         self._scale = usual["scale"]
         self._floors = (bottom + 0.2 * (least - bottom), bottom + 0.9 * (least - bottom))
@@ -308,7 +316,14 @@ class _Solution:
     space: _Space
     point: Floats
     cost: float
-    like: _Solution | None = None
+
+    @property
+    def curve(self) -> Exponential | Power:
+        return self.space.curve(self.point)
+
+    def predicted(self, runs: _Runs) -> Floats:
+        found: Floats = self.space.trajectories(self.point[None], runs)[0]
+        return found
 
 
 def _solve(
@@ -345,7 +360,7 @@ def _solve(
             max_nfev=tries,
         )
         if best is None or result.cost < best.cost:
-            best = _Solution(space, result.x, float(result.cost), like)
+            best = _Solution(space, result.x, float(result.cost))
     assert best is not None
     return best
 
@@ -374,10 +389,11 @@ def _families(observations: Mapping[str, Sequence[Observation]], weight: float) 
         for kind in CURVES:
             solution = _solve(kind, early, like=early_fits.get(kind))
             early_fits.setdefault(kind, solution)
-            predicted = solution.space.trajectories(solution.point[None], runs)[0]
-            errors[kind] = np.abs((predicted - runs.losses) / runs.scale)[later]
-        # The mean decides (it sees the few rounds that went far off), the median is what is told.
-        kind = min(errors, key=lambda k: float(errors[k].mean()))
+            errors[kind] = np.abs((solution.predicted(runs) - runs.losses) / runs.scale)[later]
+        # The mean decides (it sees the few rounds that went far off), the median is what is told. In doubt it
+        # is the power: its tail is long, while an exponential takes what was seen last for nearly the end.
+        mean = {k: float(e.mean()) * (_DOUBT if k == "exponential" else 1.0) for k, e in errors.items()}
+        kind = min(mean, key=mean.__getitem__)
         if reference is not None and later.sum() < _ENOUGH:
             kind = reference
         found[name], reference = _Family(kind, float(np.median(errors[kind]))), reference or kind
@@ -394,24 +410,25 @@ def _solve_all(
     return found
 
 
-def _fit(solution: _Solution, error: float | None, runs: _Runs, samples: int, seed: int) -> Fit:
-    predicted = solution.space.trajectories(solution.point[None], runs)[0]
+def _fit(solution: _Solution, error: float | None, runs: _Runs, drawn: Sequence[_Solution]) -> Fit:
+    predicted = solution.predicted(runs)
     away = (runs.losses - predicted)[runs.seen]
     around = runs.losses[runs.seen] - runs.losses[runs.seen].mean()
     r2 = 1.0 - float((away**2).sum() / max(float((around**2).sum()), 1e-300))
     goodness = Goodness(int(runs.seen.sum()), len(runs.first), r2, error)
-    drawn = tuple(
-        _resampled(solution, runs, predicted, np.random.default_rng([seed, i])) for i in range(samples)
-    )
-    return Fit(solution.space.curve(solution.point), drawn, goodness)
+    return Fit(solution.curve, tuple(one.curve for one in drawn), goodness)
 
 
 def _resampled(
-    solution: _Solution, runs: _Runs, predicted: Floats, rng: np.random.Generator
-) -> Exponential | Power:
-    """A curve from the predicted losses plus residuals of all runs, in blocks: neighbouring rounds err
-    together. The draws depend on the generator and the runs' layout alone, so that versions whose pilots
-    went side by side are disturbed alike."""
+    solution: _Solution, runs: _Runs, reference: Sequence[_Solution], seed: int, index: int
+) -> _Solution:
+    """A fit to the predicted losses plus residuals of all runs, in blocks: neighbouring rounds err together.
+
+    Joint by index: the draws depend on the seed, the index and the runs' layout alone, so that versions whose
+    pilots went side by side are disturbed alike; and a version leans on the reference's sample of that index.
+    """
+    rng = np.random.default_rng([seed, index])
+    predicted = solution.predicted(runs)
     residual = np.where(runs.seen, (runs.losses - predicted) / runs.scale, 0.0)
     freedom = max(1, int(runs.seen.sum()) - len(solution.point))
     inflated = residual * np.sqrt(runs.seen.sum() / freedom)
@@ -426,6 +443,9 @@ def _resampled(
             sign = 1.0 if rng.random() < 0.5 else -1.0  # a fit leaves no bias to preserve
             piece = inflated[begin : begin + block, source][: rounds - row]
             noise[row : row + len(piece), column] = sign * piece
-    disturbed = replace(runs, losses=np.where(runs.seen, predicted + noise * runs.scale, runs.losses))
-    again = _solve(solution.space.kind, disturbed, start=solution.point, tries=15, like=solution.like)
-    return again.space.curve(again.point)
+    losses = predicted + noise * runs.scale
+    if runs.least >= 0.0:  # no noise makes a loss negative that cannot be
+        losses = np.maximum(losses, 0.1 * predicted)
+    disturbed = replace(runs, losses=np.where(runs.seen, losses, runs.losses))
+    like = reference[index] if reference else None
+    return _solve(solution.space.kind, disturbed, start=solution.point, tries=15, like=like)

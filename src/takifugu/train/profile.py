@@ -145,12 +145,14 @@ class Profile:
         versions = [{**self._version(rung), "curve": stand_in} for rung in self.rungs]
         Problem.from_dict(self._problem(versions, [], 1.0, 0.0))
 
-    def run(self, folder: Path, told: Callable[[PilotRound], None] = lambda _: None) -> Finding:
+    def run(
+        self, folder: Path, told: Callable[[PilotRound], None] = lambda _: None, curve_samples: int = 20
+    ) -> Finding:
         """Runs the pilots (or what is left of them) and fits the curves."""
         result = self.pilots.run(folder, told)
         data = self.draft.data.get("data", {})
         weights = (float(data["label_weight"]),) if "label_weight" in data else LABEL_WEIGHTS
-        fits = fit_versions(result.observations(), weights, seed=self.pilots.seed)
+        fits = fit_versions(result.observations(), weights, curve_samples, self.pilots.seed)
         return Finding(self, result, fits)
 
     def _version(self, rung: Rung) -> dict[str, Any]:
