@@ -38,6 +38,10 @@ class ProblemError(TakifuguError):
         super().__init__("\n".join(self.mistakes))
 
 
+class ReportError(TakifuguError):
+    """A run folder or plan file that no page can be made of."""
+
+
 class TakifuguWarning(UserWarning):
     """Something was done, but not quite as the user may believe."""
 
