@@ -119,7 +119,7 @@ def _loss_chart(source: Run | PlanFile, predicted: Path | None, paths: Sequence[
             ),
         }
 
-    data, keys, lows = [], [], [problem.target_loss]
+    data, keys, lows, highs = [], [], [problem.target_loss], [max(p.loss) for p in paths]
     if isinstance(source, Run):
         best = source.best_baseline
         others = [b for b in source.baselines if b is not best and b.rounds]
@@ -146,9 +146,10 @@ def _loss_chart(source: Run | PlanFile, predicted: Path | None, paths: Sequence[
                 "fillcolor": "@predicted/0.16",
             }
         )
-        text = f"{band.share * 100:.0f} % of {band.samples} curve samples"
+        text = f"{band.share * 100:.0f} % band of {band.samples} curve samples"
         keys.insert(0, Key(_BAND, text, "@predicted", "band"))
         lows.append(min(band.low))
+        highs.append(max(band.high))
     if predicted is not None:
         style = {"color": "@predicted", "width": 2, "dash": "dash"}
         data.append(line(predicted, "predicted", _PREDICTED, style))
@@ -160,7 +161,6 @@ def _loss_chart(source: Run | PlanFile, predicted: Path | None, paths: Sequence[
         keys.insert(0, Key(_ACTUAL, "actual", "@ink", "line"))
 
     lows += [min(p.loss) for p in paths]
-    highs = [max(p.loss) for p in paths]
     low, high = min(lows), max(highs)
     pad = 0.09 * ((high - low) or 1.0)
     marks = [horizontal(problem.target_loss, f"target {loss(problem.target_loss)}")]
@@ -278,7 +278,7 @@ def energy_chart(source: Run | PlanFile, spent: Mapping[str, Mapping[str, float]
             }
         )
     keys = version_keys(versions, tokens)
-    said = ""
+    said = f" The {len(rest):,} nodes that spend least share a row, their mean." if rest else ""
     if isinstance(source, Run) and source.plan is not None and source.plan.rounds:
         planned = _sums(energy_by_node(problem, source.plan.rounds))
         data.append(
@@ -299,7 +299,7 @@ def energy_chart(source: Run | PlanFile, spent: Mapping[str, Mapping[str, float]
             }
         )
         keys.append(Key(_PREDICTED, "predicted", "@ink", "tick"))
-        said = " The upright stroke is what the plan predicted."
+        said += " The upright stroke is what the plan predicted."
     title = f"energy ({unit.name})"
     total = in_joules(sum(sums.values()))
     return Chart(

@@ -12,8 +12,8 @@ from typing import Any
 
 from takifugu.report.records import PlannedRound, Problem
 
-SERVER = "server"
-"""Where joules go that belong to no node: switches and the overhead of rounds."""
+SERVER = ""
+"""Where joules go that belong to no node: switches and the overhead of rounds. No node has this name."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ def _effective_share(problem: Problem, used: Mapping[str, int]) -> float:
     everything = sum(node["samples"] for node in problem.nodes.values())
     amount = sum(used.values())
     weight = problem.data.get("data", {}).get("label_weight", 0.0)
-    if not weight:
+    if not weight or not all("labels" in node for node in problem.nodes.values()):
         return float(amount / everything)
     fleet = [sum(column) for column in zip(*(n["labels"] for n in problem.nodes.values()), strict=True)]
     mixed = [0.0] * len(fleet)

@@ -235,7 +235,7 @@ def _sources(source: Run | PlanFile) -> Html:
         for name, origin in _tags(source).items():
             values[_spoken(name)] = _chip(origin) if origin in _SOURCES else origin
     else:
-        values["all figures"] = join(("predicted from the problem's figures", _chip("estimated")), " ")
+        values["energy, time, loss"] = _chip("estimated")
     values["versions"] = _origins(source.problem.versions)
     values["nodes"] = _origins(source.problem.nodes)
     if isinstance(source, Run):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from takifugu.errors import ReportError, StructureError
+from takifugu.errors import ReportError, StructureError, near_misses
 from takifugu.report.fields import Fields, read_json, read_lines
 from takifugu.report.records import (
     Expected,
@@ -42,17 +42,17 @@ def read_run(folder: Path, with_members: bool = True) -> Run:
     problem = _problem(read_json(folder / "problem.json"))
     done = (folder / "result.json").exists()
     plan_path, events_path = folder / "plan.json", folder / "events.jsonl"
-    rounds = tuple(_round(row) for row in _rows(folder / "rounds.jsonl", done))
+    rounds = tuple(_round(row, problem) for row in _rows(folder / "rounds.jsonl", done))
     # A page looks at members in the run itself only, and there are a hundred times more of them than rounds.
     members = tuple(_member(row) for row in _rows(folder / "nodes.jsonl", done)) if with_members else ()
     _check_order(folder / "rounds.jsonl", rounds)
     # A round counts once its own line is there; its members may have been written a moment before.
-    members = tuple(m for m in members if m.round <= len(rounds))
+    members = tuple(m for m in members if 1 <= m.round <= len(rounds))
     return Run(
         name=_policy(header) or folder.name,
         header=header.data,
         problem=problem,
-        plan=_plan(read_json(plan_path)) if plan_path.exists() else None,
+        plan=_plan(read_json(plan_path), problem) if plan_path.exists() else None,
         rounds=rounds,
         members=members,
         events=tuple(row.data for row in read_lines(events_path, done)) if events_path.exists() else (),
@@ -66,7 +66,8 @@ def read_plan_file(path: Path) -> PlanFile:
     data = _checked(
         read_json(path), PLAN_FORMAT, "give a file that `takifugu plan -o` wrote, or a run folder"
     )
-    return PlanFile(path.name, _plan(data), _problem(data.table("problem")))
+    problem = _problem(data.table("problem"))
+    return PlanFile(path.name, _plan(data, problem), problem)
 
 
 def _checked(fields: Fields, wanted: str, advice: str) -> Fields:
@@ -118,9 +119,38 @@ def _problem(fields: Fields) -> Problem:
         start_version=start.text("version"),
         start_loss=start.number("loss"),
         start_time_s=start.number_or_none("time_s") or 0.0,
-        versions={row.text("name"): row.data for row in fields.tables("versions")},
-        nodes={row.text("name"): row.data for row in fields.tables("nodes")},
+        versions={row.text("name"): _version(row) for row in fields.tables("versions")},
+        nodes={row.text("name"): _node(row) for row in fields.tables("nodes")},
     )
+
+
+def _version(row: Fields) -> Mapping[str, Any]:
+    """As it is, once everything the forecast needs is known to be there."""
+    for name in ("train_flops_per_sample", "payload_bytes"):
+        row.number(name)
+    curve = row.table("curve")
+    if curve.data.get("samples"):
+        needed = ("floor", "rate") if curve.text("kind") == "exponential" else ("floor", "scale", "exponent")
+        for sample in (curve, *curve.tables("samples")):
+            for name in needed:
+                sample.number(name)
+    return row.data
+
+
+def _node(row: Fields) -> Mapping[str, Any]:
+    speeds = ("flops_per_s", "up_bytes_per_s", "down_bytes_per_s")
+    for name in (*speeds, "joules_per_flop", "latency_s", "joules_per_byte", "samples"):
+        row.number(name)
+    return row.data
+
+
+def _known(name: str, names: Iterable[str], kind: str, where: Fields) -> str:
+    if name not in names:
+        raise ReportError(
+            f"{where.where}: the problem has no {kind} {name!r}{near_misses(name, names)}; "
+            "the files are not of one run"
+        )
+    return name
 
 
 def _sha256(problem: Mapping[str, Any]) -> str:
@@ -129,7 +159,7 @@ def _sha256(problem: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _plan(fields: Fields) -> Plan:
+def _plan(fields: Fields, problem: Problem) -> Plan:
     reasons = fields.data.get("reasons") or []
     return Plan(
         status=fields.text("status"),
@@ -139,7 +169,7 @@ def _plan(fields: Fields) -> Plan:
         time_s=fields.number_or_none("time_s"),
         loss=fields.number_or_none("loss"),
         solver=str(fields.data.get("solver", "")),
-        rounds=tuple(_planned(row) for row in fields.tables("rounds")),
+        rounds=tuple(_planned(row, problem) for row in fields.tables("rounds")),
         problem_sha256=fields.text_or_none("problem_sha256"),
         reasons=tuple(str(reason) for reason in reasons) if isinstance(reasons, list) else (str(reasons),),
         best_loss_by_deadline=fields.number_or_none("best_loss_by_deadline"),
@@ -147,10 +177,12 @@ def _plan(fields: Fields) -> Plan:
     )
 
 
-def _planned(row: Fields) -> PlannedRound:
+def _planned(row: Fields, problem: Problem) -> PlannedRound:
     nodes = row.table("nodes")
+    for name in nodes.data:
+        _known(name, problem.nodes, "node", nodes)
     return PlannedRound(
-        version=row.text("version"),
+        version=_known(row.text("version"), problem.versions, "version", row),
         nodes={name: nodes.whole(name) for name in nodes.data},
         start_s=row.number("start_s"),
         time_s=row.number("time_s"),
@@ -163,11 +195,11 @@ def _expected(fields: Fields) -> Expected:
     return Expected(*(fields.number_or_none(name) for name in ("energy_j", "time_s", "loss")))
 
 
-def _round(row: Fields) -> Round:
+def _round(row: Fields, problem: Problem) -> Round:
     predicted, total = row.table_or_none("predicted"), row.table("total")
     return Round(
         number=row.whole("round"),
-        version=row.text("version"),
+        version=_known(row.text("version"), problem.versions, "version", row),
         structure=row.text_or_none("structure"),
         switched=row.flag("switched"),
         start_s=row.number("start_s"),

@@ -37,54 +37,45 @@ def row(first: Html | str, *cells: Html | str, class_: str | None = None) -> Htm
 def policies(run: Run) -> Html:
     order = sorted(run.baselines, key=lambda b: (b.outcome is None, not b.reached, b.energy_j, b.name))
     most = max((r.energy_j for r in (run, *order)), default=0.0)
-    rows = [_policy(r, run, most) for r in (run, *order)]
-    head = (
-        "Policy", "Reached", "Energy", "Against this run", "Time", "Loss", "Accuracy", "Bytes", "Rounds",
-        "Energy predicted", "Time predicted",
-    )  # fmt: skip
-    return box("Policies compared", head, rows, "What each policy took and reached", "policies")
+    rows = []
+    for each in (run, *order):
+        cells = _policy(each, run, most)
+        if not order:
+            del cells["Against this run"]
+        class_ = "this" if each is run else None if each.reached else "missed"
+        rows.append(row(*cells.values(), class_=class_))
+    return box("Policies compared", list(cells), rows, "What each policy took and reached", "policies")
 
 
-def _policy(run: Run, this: Run, most: float) -> Html:
-    name = join((run.name, tag("span", "this run", class_="chip")), " ") if run is this else run.name
-    class_ = "this" if run is this else None if run.reached else "missed"
-    end = run.outcome
+def _policy(run: Run, this: Run, most: float) -> dict[str, Html | str]:
+    """The cells of a row by the heads of their columns. A run in progress shows what it has so far."""
+    end, last = run.outcome, run.rounds[-1] if run.rounds else None
+    cells: dict[str, Html | str] = dict.fromkeys(_COLUMNS, NOTHING)
+    this_run = tag("span", "this run", class_="chip")
+    cells["Policy"] = join((run.name, this_run), " ") if run is this else run.name
+    cells["Energy"] = _bar(run.energy_j, most)
+    cells["Rounds"] = f"{len(run.rounds):,}"
     if end is None:
-        last = run.rounds[-1] if run.rounds else None
-        open_cells = (
-            NOTHING if last is None else units.duration(last.end_s),
-            NOTHING if last is None else units.loss(last.loss),
-            NOTHING if last is None else _accuracy(last.accuracy),
-            NOTHING if last is None else units.amount(last.total_bytes),
-            f"{len(run.rounds):,}",
-        )
-        return row(
-            name,
-            "in progress",
-            _bar(run.energy_j, most),
-            NOTHING,
-            *open_cells,
-            NOTHING,
-            NOTHING,
-            class_=class_,
-        )
-    against = NOTHING
+        cells["Reached"] = "in progress"
+        if last is not None:
+            cells["Time"], cells["Loss"] = units.duration(last.end_s), units.loss(last.loss)
+            cells["Accuracy"], cells["Bytes"] = _accuracy(last.accuracy), units.amount(last.total_bytes)
+        return cells
+    cells["Reached"] = tag("span", "yes", class_="good") if end.reached else tag("span", "no", class_="bad")
     if run is not this and run.reached and this.reached:
-        against = units.deviation(run.energy_j, this.energy_j)
-    return row(
-        name,
-        tag("span", "yes", class_="good") if end.reached else tag("span", "no", class_="bad"),
-        _bar(end.energy_j, most),
-        against,
-        units.duration(end.time_s),
-        units.loss(end.loss),
-        _accuracy(end.accuracy),
-        units.amount(end.bytes),
-        f"{end.rounds:,}",
-        _predicted(end.predicted.energy_j, end.energy_j, units.energy),
-        _predicted(end.predicted.time_s, end.time_s, units.duration),
-        class_=class_,
-    )
+        cells["Against this run"] = units.deviation(run.energy_j, this.energy_j)
+    cells["Time"], cells["Loss"] = units.duration(end.time_s), units.loss(end.loss)
+    cells["Accuracy"], cells["Bytes"] = _accuracy(end.accuracy), units.amount(end.bytes)
+    cells["Rounds"] = f"{end.rounds:,}"
+    cells["Energy predicted"] = _predicted(end.predicted.energy_j, end.energy_j, units.energy)
+    cells["Time predicted"] = _predicted(end.predicted.time_s, end.time_s, units.duration)
+    return cells
+
+
+_COLUMNS = (
+    "Policy", "Reached", "Energy", "Against this run", "Time", "Loss", "Accuracy", "Bytes", "Rounds",
+    "Energy predicted", "Time predicted",
+)  # fmt: skip
 
 
 def _bar(joules: float, most: float) -> Html:

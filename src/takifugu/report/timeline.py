@@ -97,7 +97,7 @@ def timeline(source: Run | PlanFile, order: Sequence[str]) -> Chart | None:
     return _map(source.problem, stints, rows, unit)
 
 
-def _used(problem: Problem, stints: Sequence[Stint]) -> list[str]:
+def _used(problem: Problem, stints: Sequence[Stint | PlannedRound]) -> list[str]:
     seen = {s.version for s in stints}
     return [name for name in problem.versions if name in seen]
 
@@ -106,7 +106,7 @@ def _bars(
     problem: Problem, stints: Sequence[Stint], rows: Sequence[str], above: Sequence[PlannedRound], unit: Unit
 ) -> Chart:
     labels = short_names(rows)
-    tokens, versions = version_tokens(problem.versions), _used(problem, stints)
+    tokens, versions = version_tokens(problem.versions), _used(problem, [*stints, *above])
     data: list[Json] = []
     for version in versions:
         own = [s for s in stints if s.version == version]
@@ -146,9 +146,9 @@ def _bars(
     title = f"time ({unit.name})"
     return Chart(
         id="timeline",
-        title="Who trained when",
+        title="Who trains when",
         note=(
-            "One row a node, the one that spent most on top; a bar lasts from the start of a round until "
+            "One row a node, the one that spends most on top; a bar lasts from the start of a round until "
             "the node is done, its colour is the version trained."
             + (" The first row is the plan." if above else "")
         ),
@@ -169,7 +169,7 @@ def _bars(
 
 
 _MARKS = (
-    ("slow", "diamond", "@warn", "slower than the plan"),
+    ("slow", "diamond", "@warn", "slowed down"),
     ("dropped", "cross", "@bad", "dropped out"),
 )
 
@@ -280,9 +280,9 @@ def _map(problem: Problem, stints: Sequence[Stint], rows: Sequence[str], unit: U
     title = f"time ({unit.name})"
     return Chart(
         id="timeline",
-        title="Who trained when",
+        title="Who trains when",
         note=(
-            "One row a node, the one that spent most on top; a cell is a round the node took part in, "
+            "One row a node, the one that spends most on top; a cell is a round the node is part of, "
             f"its colour the version trained. {_left_out(left_out)}"
         ).strip(),
         label=_label(stints, rows, versions),
@@ -301,7 +301,7 @@ def _map(problem: Problem, stints: Sequence[Stint], rows: Sequence[str], unit: U
 
 
 def _left_out(count: int) -> str:
-    return f"{count:,} nodes that spent less are left out here; the sums below count them." if count else ""
+    return f"{count:,} nodes that spend less are left out here; all sums count them." if count else ""
 
 
 def _edges(spans: Sequence[tuple[int, float, float]], unit: Unit) -> tuple[list[float], dict[int, int]]:

@@ -121,9 +121,9 @@ def _certificate(plan: Plan | None) -> list[str]:
         return []
     proven, energy = "Proven on the problem's figures: no plan needs less than", units.energy(plan.energy_j)
     if plan.gap <= 1e-9:
-        return [f"{proven} this one's {energy}."]
+        return [f"{proven} the plan's {energy}."]
     bound = units.energy(plan.lower_bound_j)
-    return [f"{proven} {bound}, {units.percent(plan.gap)} below this one's {energy}."]
+    return [f"{proven} {bound}, {units.percent(plan.gap)} below the plan's {energy}."]
 
 
 def _count(number: int, noun: str) -> str:
