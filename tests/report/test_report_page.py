@@ -121,6 +121,16 @@ def test_headline_of_a_run_that_did_not_reach(tmp_path: Path) -> None:
     assert "the plan is exhausted" in words.sentences[0]
 
 
+def test_rounds_beyond_the_plan_are_owned_up_to(folder: Path) -> None:
+    assert not any("repeated" in s for s in headline(read(folder)).sentences)
+    result = json.loads((folder / "result.json").read_text())
+    dump(folder / "result.json", {**result, "rounds": 14, "planned_rounds": 6})
+    assert (
+        "The plan's 6 rounds were not enough: its last was repeated 8 times."
+        in headline(read(folder)).sentences
+    )
+
+
 def test_a_run_in_progress_says_so(tmp_path: Path) -> None:
     text = page(read(write_run(tmp_path / "run", finished=False, baselines=0)))
     assert "In progress: 4 of 6 planned rounds done" in text

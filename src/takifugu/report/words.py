@@ -36,7 +36,7 @@ def _of_run(run: Run) -> Headline:
     said = []
     if not run.reached and run.outcome.reason:
         said.append(f"It ended because: {run.outcome.reason.rstrip('.')}.")
-    said += [*_baselines(run), *_prediction(run), *_certificate(run.plan)]
+    said += [*_baselines(run), *_prediction(run), *_beyond(run), *_certificate(run.plan)]
     return Headline(title, tuple(said), "good" if run.reached else "bad")
 
 
@@ -107,6 +107,15 @@ def _prediction(run: Run) -> list[str]:
         f"it took {_more(run.outcome.energy_j, predicted.energy_j)} energy and "
         f"{_more(run.outcome.time_s, predicted.time_s)} time."
     ]
+
+
+def _beyond(run: Run) -> list[str]:
+    assert run.outcome is not None
+    extra = run.outcome.rounds - (run.outcome.planned_rounds or run.outcome.rounds)
+    if extra <= 0:
+        return []
+    planned = run.outcome.planned_rounds
+    return [f"The plan's {planned} rounds were not enough: its last was repeated {extra} times."]
 
 
 def _more(actual: float, predicted: float) -> str:
