@@ -50,6 +50,10 @@ class RunError(TakifuguError):
     """A run that cannot start or go on: a damaged or foreign folder, a full disk, nodes that do not fit."""
 
 
+class ReportError(TakifuguError):
+    """A run folder or plan file that no page can be made of."""
+
+
 class TakifuguWarning(UserWarning):
     """Something was done, but not quite as the user may believe."""
 

@@ -36,7 +36,13 @@ def _root(
 from takifugu.cli.demo import demo  # noqa: E402
 from takifugu.cli.inspect import inspect  # noqa: E402
 from takifugu.cli.plan import plan  # noqa: E402
+from takifugu.cli.profile import profile  # noqa: E402
+from takifugu.cli.report import report  # noqa: E402
+from takifugu.cli.run import run  # noqa: E402
 
 app.command()(demo)
 app.command()(inspect)
+app.add_typer(profile, name="profile")
 app.command()(plan)
+app.command()(run)
+app.command()(report)
