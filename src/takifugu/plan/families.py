@@ -41,7 +41,11 @@ class Family:
 
 
 def prefixes(
-    fleet: Fleet, version: int, multipliers: Floats, present: NDArray[np.bool_] | None = None
+    fleet: Fleet,
+    version: int,
+    multipliers: Floats,
+    present: NDArray[np.bool_] | None = None,
+    thresholds: int = THRESHOLDS,
 ) -> Family | None:
     """The family of a version, from the nodes that can join (and are `present`)."""
     costs = fleet.by_version[version]
@@ -52,7 +56,7 @@ def prefixes(
     levels = fleet.levels[who].astype(float)
     level_s = costs.fixed_s[who, None] + costs.sample_s[who, None] * levels
     distinct = np.unique(level_s)
-    picks = np.unique(np.linspace(0, len(distinct) - 1, min(THRESHOLDS, len(distinct))).round().astype(int))
+    picks = np.unique(np.linspace(0, len(distinct) - 1, min(thresholds, len(distinct))).round().astype(int))
     weights = effective_weights(fleet, multipliers)[:, who]
     columns: list[list[Floats]] = [[], [], [], [], []]
     orders: list[tuple[Ints, Ints]] = []

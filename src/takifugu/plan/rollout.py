@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from takifugu.plan.attendance import Attendance
 from takifugu.plan.curves import Floats
 from takifugu.plan.families import Family
 from takifugu.plan.plan import Decision
@@ -31,9 +32,11 @@ _SWITCH_REGRET = 0.02
 class Menu:
     """A version's rounds worth having at one price: no other gives as much for less."""
 
+    family: Family
     rows: Ints
     cost: Floats
     share: Floats
+    time_s: Floats
 
 
 def menu(family: Family, prices: Prices) -> Menu:
@@ -41,14 +44,29 @@ def menu(family: Family, prices: Prices) -> Menu:
     order = np.lexsort((cost, -family.share))
     best = np.minimum.accumulate(np.concatenate([[np.inf], cost[order][:-1]]))
     rows = order[cost[order] < best]
-    return Menu(rows, cost[rows], family.share[rows])
+    return Menu(family, rows, cost[rows], family.share[rows], family.time_s[rows])
+
+
+@dataclass(frozen=True)
+class _Round:
+    """A round that might come next, and what it leads to."""
+
+    total: float
+    """Its cost, its switch's, that of waiting for it, and what is left to pay after it"""
+    version: int
+    family: Family
+    row: int
+    start_s: float
+    end_s: float
+    energy_j: float
+    loss: float
 
 
 @dataclass(frozen=True)
 class Trail:
-    """A plan before its numbers are replayed: for each round a version and a row of its family."""
+    """A plan before it is replayed."""
 
-    steps: tuple[tuple[int, int], ...]
+    decisions: tuple[Decision, ...]
     energy_j: float
     time_s: float
 
@@ -60,6 +78,8 @@ class Guideposts:
     problem: Problem
     families: Sequence[Family | None]
     values: Values
+    attendance: Attendance | None = None
+    """Who is there when; nothing: everybody, always."""
     check: Callable[[], None] = lambda: None
     _menus: dict[tuple[int, int], Menu] = field(default_factory=dict, repr=False)
 
@@ -74,13 +94,27 @@ class Guideposts:
         self._per_round = np.array([p.per_round for p in self.values.prices])
         self._capped = bool(self._per_round.any())
 
-    def _menu(self, version: int, price: int) -> Menu:
-        known = self._menus.get((version, price))
-        if known is None:
-            family = self.families[version]
-            assert family is not None
-            known = self._menus[version, price] = menu(family, self.values.prices[price])
-        return known
+    def follow(self, deadline_s: float, most_rounds: float) -> Trail | None:
+        """The plan that the values lead to; nothing if it gets stuck or late."""
+        problem = self.problem
+        version, loss = problem.version_index[problem.start_version], problem.start_loss
+        energy, clock = 0.0, problem.start_time_s
+        steps: list[Decision] = []
+        while loss > problem.loss_limit:
+            if len(steps) >= min(problem.max_rounds or _MOST_ROUNDS, _MOST_ROUNDS):
+                return None
+            if self.attendance is not None:
+                self.check()
+            price = self._price(version, loss, deadline_s - clock, most_rounds - len(steps))
+            best = self._best(version, loss, clock, price)
+            if best is None or best.end_s > problem.time_limit:
+                return None
+            if best.version == version and best.loss >= loss - 1e-12 * abs(loss):
+                return None
+            energy += best.energy_j
+            version, loss, clock = best.version, best.loss, best.end_s
+            steps.append(Decision(version, best.family.used(best.row)))
+        return Trail(tuple(steps), energy, clock)
 
     def _price(self, version: int, loss: float, seconds: float, rounds: float) -> int:
         """The price with the highest bound for the rest of the way."""
@@ -92,55 +126,87 @@ class Guideposts:
         here = here - self._per_second * seconds
         return int((here - self._per_round * rounds if self._capped else here).argmax())
 
-    def follow(self, deadline_s: float, most_rounds: float) -> Trail | None:
-        """The plan that the values lead to, windows aside; nothing if it gets stuck or late."""
-        problem, values = self.problem, self.values
-        version, loss = problem.version_index[problem.start_version], problem.start_loss
-        energy, clock = 0.0, problem.start_time_s
-        steps: list[tuple[int, int]] = []
-        while loss > problem.loss_limit:
-            if len(steps) >= min(problem.max_rounds or _MOST_ROUNDS, _MOST_ROUNDS):
-                return None
-            price = self._price(version, loss, deadline_s - clock, most_rounds - len(steps))
-            prices = values.prices[price]
-            best, chosen = np.inf, None
-            stay = float(values.at(version, np.array([loss]), price)[0])
-            for target, energy_j, time_s, jump in ((version, 0.0, 0.0, 0.0), *self._exits[version]):
-                if target == version and self.families[version] is None:
+    def _best(self, version: int, loss: float, clock: float, price: int) -> _Round | None:
+        """The best round from here, with or without a switch before it."""
+        values, prices = self.values, self.values.prices[price]
+        stay = float(values.at(version, np.array([loss]), price)[0])
+        best: _Round | None = None
+        for target, energy_j, time_s, jump in ((version, 0.0, 0.0, 0.0), *self._exits[version]):
+            fee = energy_j + prices.per_second * time_s
+            if target != version:
+                left = fee + float(values.at(target, np.array([loss + jump]), price)[0])
+                if left > stay * (1 + _SWITCH_REGRET):
                     continue
-                fee = energy_j + prices.per_second * time_s
-                if target != version:
-                    left = fee + float(values.at(target, np.array([loss + jump]), price)[0])
-                    if left > stay * (1 + _SWITCH_REGRET):
-                        continue
-                offer = self._menu(target, price)
-                after = problem.versions[target].curve.step(np.asarray(loss + jump), offer.share)
-                total = offer.cost + fee + values.at(target, after, price)
-                k = int(total.argmin())
-                if total[k] < best:
-                    best, chosen = (
-                        float(total[k]),
-                        (target, int(offer.rows[k]), energy_j, time_s, float(after[k])),
-                    )
-            if chosen is None:
-                return None
-            target, row, energy_j, time_s, after_loss = chosen
-            if target == version and after_loss >= loss - 1e-12 * abs(loss):
-                return None
-            family = self.families[target]
-            assert family is not None
-            energy += energy_j + float(family.energy_j[row])
-            clock += time_s + float(family.time_s[row])
-            if clock > problem.time_limit:
-                return None
-            version, loss = target, after_loss
-            steps.append((target, row))
-        return Trail(tuple(steps), energy, clock)
+            found = self._round(target, loss + jump, clock + time_s, price)
+            if found is not None and (best is None or found.total + fee < best.total):
+                best = _Round(
+                    found.total + fee,
+                    target,
+                    found.family,
+                    found.row,
+                    found.start_s,
+                    found.end_s,
+                    found.energy_j + energy_j,
+                    found.loss,
+                )
+        return best
 
-    def decisions(self, trail: Trail) -> tuple[Decision, ...]:
-        found = []
-        for version, row in trail.steps:
-            family = self.families[version]
-            assert family is not None
-            found.append(Decision(version, family.used(row)))
-        return tuple(found)
+    def _round(self, version: int, loss: float, ready_s: float, price: int) -> _Round | None:
+        """The best round of one version, at once or after waiting for more nodes."""
+        if self.families[version] is None:
+            return None
+        if self.attendance is None:
+            known = self._menus.get((version, price))
+            if known is None:
+                family = self.families[version]
+                assert family is not None
+                known = self._menus[version, price] = menu(family, self.values.prices[price])
+            return self._pick(known, version, loss, ready_s, price)
+        now = self._open_round(version, loss, ready_s, price)
+        later_s = self.attendance.next_opening(ready_s)
+        if later_s > self.problem.time_limit:
+            return now
+        later = self._open_round(version, loss, later_s, price)
+        if later is None:
+            return now
+        wait = self.values.prices[price].per_second * (later_s - ready_s)
+        if now is not None and now.total <= later.total + wait:
+            return now
+        return _Round(
+            later.total + wait, version, later.family, later.row, later.start_s, later.end_s,
+            later.energy_j, later.loss,
+        )  # fmt: skip
+
+    def _open_round(self, version: int, loss: float, start_s: float, price: int) -> _Round | None:
+        """The best round that starts now, of nodes that stay until its end."""
+        assert self.attendance is not None
+        until = start_s
+        for _ in range(6):
+            mask = self.attendance.present(start_s, until)
+            family = self.attendance.family(version, mask) if mask.any() else None
+            if family is None:
+                return None
+            found = self._pick(menu(family, self.values.prices[price]), version, loss, start_s, price)
+            if found is None:
+                return None
+            leaving = ~self.attendance.present(start_s, found.end_s)
+            if not any(leaving[i] for i in family.used(found.row)):
+                return found
+            until = found.end_s  # some leave before it ends: without them
+        return None
+
+    def _pick(self, offer: Menu, version: int, loss: float, start_s: float, price: int) -> _Round | None:
+        after = self.problem.versions[version].curve.step(np.asarray(loss), offer.share)
+        total = offer.cost + self.values.at(version, after, price)
+        k = int(total.argmin())
+        row = int(offer.rows[k])
+        return _Round(
+            float(total[k]),
+            version,
+            offer.family,
+            row,
+            start_s,
+            start_s + float(offer.time_s[k]),
+            float(offer.family.energy_j[row]),
+            float(after[k]),
+        )

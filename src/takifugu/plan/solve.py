@@ -18,6 +18,7 @@ import numpy as np
 
 from takifugu.errors import UsageError
 from takifugu.plan import families, relaxation
+from takifugu.plan.attendance import Attendance
 from takifugu.plan.baselines import run_baselines
 from takifugu.plan.bounds import Dual, Guide, best_dual
 from takifugu.plan.certificate import certify
@@ -292,14 +293,15 @@ class Solver:
     def _follow(self) -> None:
         """Plans along the values, the deadline and the round cap held back a little more each time."""
         problem = self.problem
-        posts = Guideposts(problem, self.families, self.priced.values)
+        attendance = None if self.fleet.always_available else Attendance(self.fleet, self.multipliers)
+        posts = Guideposts(problem, self.families, self.priced.values, attendance, self.check)
         span = problem.time_limit - problem.start_time_s
         rounds = np.inf if problem.max_rounds is None else float(problem.max_rounds)
         for caution in CAUTION:
             self.check()
             trail = posts.follow(problem.start_time_s + span * (1 - caution), rounds * (1 - caution))
             if trail is not None and (self.plan is None or trail.energy_j < self.plan.energy_j):
-                self._offer(posts.decisions(trail), "values")
+                self._offer(trail.decisions, "values")
 
     def _certify(self, cells: int) -> None:
         """The whole-round bound at the best prices, the finer the more rounds there are."""

@@ -1,0 +1,53 @@
+"""Who is there when: node sets for fleets whose nodes come and go."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from takifugu.plan.curves import Floats
+from takifugu.plan.families import Family, prefixes
+from takifugu.plan.fleet import Fleet
+from takifugu.plan.problem import at_most
+
+Mask = NDArray[np.bool_]
+
+_THRESHOLDS = 32
+"""Round-time thresholds per family: there are many families here, one for each crowd."""
+
+
+@dataclass
+class Attendance:
+    fleet: Fleet
+    multipliers: Floats
+    _known: dict[tuple[int, bytes], Family | None] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        rows = [
+            (i, a, at_most(b))
+            for i, node in enumerate(self.fleet.problem.nodes)
+            for a, b in (node.available or ((-np.inf, np.inf),))
+        ]
+        self._node = np.array([i for i, *_ in rows])
+        self._opens = np.array([a for _, a, _ in rows])
+        self._closes = np.array([b for *_, b in rows])
+        self._openings = np.unique(self._opens[np.isfinite(self._opens)])
+
+    def present(self, clock: float, until: float) -> Mask:
+        """Nodes with one window that contains this whole stretch."""
+        mask = np.zeros(len(self.fleet.samples), dtype=bool)
+        mask[self._node[(self._opens <= clock) & (self._closes >= until)]] = True
+        return mask
+
+    def next_opening(self, clock: float) -> float:
+        """When somebody comes next; infinity if nobody does."""
+        place = int(np.searchsorted(self._openings, clock, side="right"))
+        return float(self._openings[place]) if place < len(self._openings) else np.inf
+
+    def family(self, version: int, mask: Mask) -> Family | None:
+        key = (version, mask.tobytes())
+        if key not in self._known:
+            self._known[key] = prefixes(self.fleet, version, self.multipliers, mask, _THRESHOLDS)
+        return self._known[key]
