@@ -14,7 +14,7 @@ from takifugu.plan.curves import Exponential, Power
 from takifugu.plan.families import prefixes
 from takifugu.plan.fleet import Fleet
 from takifugu.plan.potentials import Prices
-from takifugu.plan.prices import search
+from takifugu.plan.prices import around, search
 from takifugu.plan.problem import Problem
 from takifugu.plan.relaxation import label_multipliers, relaxed_offers, share_grid
 from takifugu.plan.values import Terrain
@@ -57,7 +57,7 @@ def test_no_round_gains_more_than_it_costs(seed: int) -> None:
     versions = range(len(problem.versions))
     z = label_multipliers(fleet, [0])
     terrain = Terrain(problem, [relaxed_offers(fleet, v, z, share_grid(fleet)) for v in versions], 100)
-    priced = search(terrain)
+    priced = around(terrain, search(terrain))
     prices = priced.values.prices[priced.best]
     limits = prices.per_second * problem.deadline_s + prices.per_round * (problem.max_rounds or 0)
     found = certify(

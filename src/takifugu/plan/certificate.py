@@ -9,7 +9,7 @@ docs/decisions/104-whole-rounds.md has the proof; names follow it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,7 +39,6 @@ def certify(
     price: int,
     most_j: float,
     cells: Sequence[int],
-    check: Callable[[], None] = lambda: None,
 ) -> Values:
     """A lower bound on what is left to pay, from one of the estimate's prices. `cells`: how finely each
     version is looked at; values above `most_j` are of no interest and capped."""
@@ -49,7 +48,7 @@ def certify(
     value: list[Floats] = [np.full(len(terrain.grid), most_j) for _ in range(versions)]
     ways: dict[int, _Rounds] = {}
     for v in terrain.trainable():
-        check()
+        terrain.check()
         offers, curve = terrain.offers[v], terrain.problem.versions[v].curve
         assert offers is not None
         assert isinstance(curve, SmoothCurve)
@@ -343,6 +342,7 @@ def _switched(
         for source, target, switch in reversed(terrain.switches):
             if source not in ways or target not in ways:
                 continue
+            terrain.check()
             fee = prices.energy * switch.energy_j + prices.per_second * switch.time_s
             here = grids[source]
             points = np.union1d(here, grids[target] - switch.loss_jump)

@@ -19,7 +19,8 @@ from takifugu.plan.relaxation import effective_weights
 
 THRESHOLDS = 96
 CUTS = 400
-"""Most thresholds and most prefixes per order that are looked at."""
+_ORDERS = 1600
+"""Most thresholds, most prefixes per order and most orders that are looked at."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,8 @@ def prefixes(
     levels = fleet.levels[who].astype(float)
     level_s = costs.fixed_s[who, None] + costs.sample_s[who, None] * levels
     distinct = np.unique(level_s)
-    picks = np.unique(np.linspace(0, len(distinct) - 1, min(thresholds, len(distinct))).round().astype(int))
+    most = max(min(thresholds, _ORDERS // len(multipliers)), 8)
+    picks = np.unique(np.linspace(0, len(distinct) - 1, min(most, len(distinct))).round().astype(int))
     weights = effective_weights(fleet, multipliers)[:, who]
     columns: list[list[Floats]] = [[], [], [], [], []]
     orders: list[tuple[Ints, Ints]] = []

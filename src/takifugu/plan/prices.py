@@ -23,28 +23,41 @@ class Priced:
     """The estimate of the least energy (no bound)"""
 
 
-def search(terrain: Terrain) -> Priced:
-    """Climbs the concave dual by batches of prices; then values all around its top."""
+def search(terrain: Terrain) -> Prices:
+    """The top of the concave dual, climbed by batches of prices."""
     problem = terrain.problem
     free = float(terrain.estimate([Prices()]).from_start(problem)[0])
-    span = max(problem.time_limit - problem.start_time_s, 1e-9)
-    per_second = _peak(terrain, max(free, 1e-12) / span, 0.0, seconds=True)
+    unit_s = max(free, 1e-12) / max(problem.time_limit - problem.start_time_s, 1e-9)
+    per_second = _peak(terrain, unit_s, 0.0, seconds=True)
     per_round = 0.0
     if problem.max_rounds is not None:
-        unit = max(free, 1e-12) / problem.max_rounds
-        slightly = terrain.estimate([Prices(per_second, 0.0), Prices(per_second, unit * 1e-3)])
+        unit_r = max(free, 1e-12) / problem.max_rounds
+        slightly = terrain.estimate([Prices(per_second, 0.0), Prices(per_second, unit_r * 1e-3)])
         if np.diff(slightly.from_start(problem))[0] > 0:  # the cap binds
             for _ in range(2):
-                per_round = _peak(terrain, unit, per_second, seconds=False)
-                per_second = _peak(terrain, max(free, 1e-12) / span, per_round, seconds=True)
-    around = [Prices(per_second * f, per_round) for f in (_AROUND if per_second else (0.0,))]
+                per_round = _peak(terrain, unit_r, per_second, seconds=False)
+                per_second = _peak(terrain, unit_s, per_round, seconds=True)
+    return Prices(per_second, per_round)
+
+
+def around(terrain: Terrain, top: Prices) -> Priced:
+    """Values at many prices around the top."""
+    problem = terrain.problem
+    per_second, per_round = top.per_second, top.per_round
+    prices = [Prices(per_second * f, per_round) for f in (_AROUND if per_second else (0.0,))]
     if not per_second:
-        around += [Prices(free / span * f, per_round) for f in (0.01, 0.05, 0.2, 1.0, 5.0)]
+        free = float(terrain.estimate([Prices()]).from_start(problem)[0])
+        unit_s = max(free, 1e-12) / max(problem.time_limit - problem.start_time_s, 1e-9)
+        prices += [Prices(unit_s * f, per_round) for f in (0.01, 0.05, 0.2, 1.0, 5.0)]
     if per_round:
-        around += [
-            Prices(per_second * f, per_round * g) for g in (0.7, 0.9, 1.1, 1.4, 3.0) for f in (0.95, 1.0, 1.1)
-        ]
-    values = terrain.estimate(around)
+        pairs = [(f, g) for g in (0.7, 0.9, 1.1, 1.4, 3.0) for f in (0.95, 1.0, 1.1)]
+        prices += [Prices(per_second * f, per_round * g) for f, g in pairs]
+    elif problem.max_rounds is not None:
+        # For plans that dawdle: when few rounds are left, they have a price after all.
+        free = float(terrain.estimate([top]).from_start(problem)[0])
+        unit_r = max(free, 1e-12) / problem.max_rounds
+        prices += [Prices(per_second * f, unit_r * g) for g in (0.002, 0.02, 0.2) for f in (1.0, 1.3)]
+    values = terrain.estimate(prices)
     heights = values.from_start(problem)
     best = int(heights.argmax())
     return Priced(values, best, float(heights[best]))

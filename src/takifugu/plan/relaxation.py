@@ -8,6 +8,7 @@ The proofs are in docs/decisions/101-lower-bound.md and 102-node-sets.md; names 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,38 +40,80 @@ def label_multipliers(
     """Good multipliers z (any would be valid): the duals of a few linear programs, and z = 0."""
     if fleet.mix is None:
         return np.zeros((1, 1))
-    weight, labels = fleet.problem.label_weight, fleet.mix.shape[1]
-    found = [np.zeros(labels)]
+    found = [np.zeros(fleet.mix.shape[1])]
     for version in versions:
-        costs = fleet.by_version[version]
-        who = np.flatnonzero(costs.can_join)
-        if not len(who):
-            continue
-        size = fleet.samples[who] / fleet.total
-        joules = costs.fixed_j[who] + costs.sample_j[who] * fleet.samples[who]
-        scale = float(joules.max()) or 1.0
-        lean = ((fleet.mix[who] - fleet.fleet_mix) * size[:, None]).T  # [label, node]
-        eye = np.eye(labels)
-        # min energy; rows: q >= level, and d_c >= +-(u_c - fleet_c * u)
-        rows = np.vstack(
-            [
-                np.concatenate([-size, np.full(labels, 0.5 * weight)]),
-                np.hstack([lean, -eye]),
-                np.hstack([-lean, -eye]),
-            ]
-        )
-        price = np.concatenate([joules / scale, np.zeros(labels)])
-        bounds = [(0.0, 1.0)] * len(who) + [(0.0, None)] * labels
         for level in levels:
-            limit = np.concatenate([[-level], np.zeros(2 * labels)])
-            answer = linprog(price, A_ub=rows, b_ub=limit, bounds=bounds, method="highs")
-            if answer.status != 0:
-                continue
-            dual = -np.asarray(answer.ineqlin.marginals)
-            if dual[0] > 1e-12:
-                z = (dual[1 : labels + 1] - dual[labels + 1 :]) / (0.5 * weight * dual[0])
-                found.append(np.clip(z, -1.0, 1.0))
+            z = _dual_multiplier(fleet, version, level, np.inf)
+            if z is not None:
+                found.append(z)
     return np.unique(np.round(np.array(found), 6), axis=0)
+
+
+def priced_multipliers(
+    fleet: Fleet,
+    known: Floats,
+    offers: Sequence[Offers | None],
+    per_second: float,
+    versions: Sequence[int],
+    levels: tuple[float, ...] = (0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.7, 0.9),
+) -> Floats:
+    """More multipliers, for rounds as short as the price of time makes them."""
+    if fleet.mix is None:
+        return known
+    found = list(known)
+    for version in versions:
+        offer = offers[version]
+        if offer is None or offer.exact:
+            continue
+        for level in levels:
+            column = int(np.searchsorted(offer.share, level))
+            cost = offer.tangent_j[:, min(column, len(offer.share) - 1)] + per_second * offer.time_s
+            if not np.isfinite(cost).any():
+                continue
+            limit = float(offer.time_s[int(cost.argmin())]) - fleet.problem.overhead_s
+            z = _dual_multiplier(fleet, version, level, limit * (1 + 1e-12))
+            if z is not None:
+                found.append(z)
+    return np.unique(np.round(np.array(found), 4), axis=0)
+
+
+def _dual_multiplier(fleet: Fleet, version: int, level: float, limit_s: float) -> Floats | None:
+    """The labels' multipliers where a share of `level` is had for the least energy within a round time."""
+    assert fleet.mix is not None
+    weight, labels = fleet.problem.label_weight, fleet.mix.shape[1]
+    costs = fleet.by_version[version]
+    times = costs.fixed_s[:, None] + costs.sample_s[:, None] * fleet.levels
+    fitting = (times <= limit_s).sum(axis=1) * costs.can_join
+    who = np.flatnonzero(fitting)
+    if not len(who):
+        return None
+    amount = fleet.levels[who, fitting[who] - 1].astype(float)
+    size = amount / fleet.total
+    joules = costs.fixed_j[who] + costs.sample_j[who] * amount
+    if np.isfinite(limit_s):
+        joules = joules + fleet.idle_w[who] * np.maximum(limit_s - times[who, fitting[who] - 1], 0.0)
+    scale = float(joules.max()) or 1.0
+    lean = ((fleet.mix[who] - fleet.fleet_mix) * size[:, None]).T  # [label, node]
+    eye = np.eye(labels)
+    # min energy; rows: q >= level, and d_c >= +-(u_c - fleet_c * u)
+    rows = np.vstack(
+        [
+            np.concatenate([-size, np.full(labels, 0.5 * weight)]),
+            np.hstack([lean, -eye]),
+            np.hstack([-lean, -eye]),
+        ]
+    )
+    price = np.concatenate([joules / scale, np.zeros(labels)])
+    bounds = [(0.0, 1.0)] * len(who) + [(0.0, None)] * labels
+    limit = np.concatenate([[-level], np.zeros(2 * labels)])
+    answer = linprog(price, A_ub=rows, b_ub=limit, bounds=bounds, method="highs")
+    if answer.status != 0:
+        return None
+    dual = -np.asarray(answer.ineqlin.marginals)
+    if dual[0] <= 1e-12:
+        return None
+    z = (dual[1 : labels + 1] - dual[labels + 1 :]) / (0.5 * weight * dual[0])
+    return np.asarray(np.clip(z, -1.0, 1.0))
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Plans that follow values: at each round the choice with the least (cost + what is left to pay after it).
+"""Plans that follow values: at each round the choice that costs least for what it takes off the rest.
 
 Values are known at several prices. At each round the price counts that suits what is left of the time and
 of the rounds: the one with the highest bound for the rest of the way. So a plan that falls behind pays
@@ -8,7 +8,7 @@ more for speed, and one that is ahead saves energy.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,8 +51,10 @@ def menu(family: Family, prices: Prices) -> Menu:
 class _Round:
     """A round that might come next, and what it leads to."""
 
-    total: float
-    """Its cost, its switch's, that of waiting for it, and what is left to pay after it"""
+    ratio: float
+    """Its cost (with its switch's, and that of waiting for it) over how much less is left to pay after it.
+    With exact values the best choice has 1 and all others more. Comparing cost + rest instead would
+    favour tiny rounds wherever values err a little."""
     version: int
     family: Family
     row: int
@@ -129,29 +131,22 @@ class Guideposts:
     def _best(self, version: int, loss: float, clock: float, price: int) -> _Round | None:
         """The best round from here, with or without a switch before it."""
         values, prices = self.values, self.values.prices[price]
-        stay = float(values.at(version, np.array([loss]), price)[0])
+        here = float(values.at(version, np.array([loss]), price)[0])
         best: _Round | None = None
         for target, energy_j, time_s, jump in ((version, 0.0, 0.0, 0.0), *self._exits[version]):
             fee = energy_j + prices.per_second * time_s
             if target != version:
                 left = fee + float(values.at(target, np.array([loss + jump]), price)[0])
-                if left > stay * (1 + _SWITCH_REGRET):
+                if left > here * (1 + _SWITCH_REGRET):
                     continue
-            found = self._round(target, loss + jump, clock + time_s, price)
-            if found is not None and (best is None or found.total + fee < best.total):
-                best = _Round(
-                    found.total + fee,
-                    target,
-                    found.family,
-                    found.row,
-                    found.start_s,
-                    found.end_s,
-                    found.energy_j + energy_j,
-                    found.loss,
-                )
+            found = self._round(target, loss + jump, clock + time_s, price, here, fee)
+            if found is not None and (best is None or found.ratio < best.ratio):
+                best = replace(found, energy_j=found.energy_j + energy_j)
         return best
 
-    def _round(self, version: int, loss: float, ready_s: float, price: int) -> _Round | None:
+    def _round(
+        self, version: int, loss: float, ready_s: float, price: int, here: float, fee: float
+    ) -> _Round | None:
         """The best round of one version, at once or after waiting for more nodes."""
         if self.families[version] is None:
             return None
@@ -161,23 +156,18 @@ class Guideposts:
                 family = self.families[version]
                 assert family is not None
                 known = self._menus[version, price] = menu(family, self.values.prices[price])
-            return self._pick(known, version, loss, ready_s, price)
-        now = self._open_round(version, loss, ready_s, price)
+            return self._pick(known, version, loss, ready_s, price, here, fee)
+        now = self._open_round(version, loss, ready_s, price, here, fee)
         later_s = self.attendance.next_opening(ready_s)
         if later_s > self.problem.time_limit:
             return now
-        later = self._open_round(version, loss, later_s, price)
-        if later is None:
-            return now
         wait = self.values.prices[price].per_second * (later_s - ready_s)
-        if now is not None and now.total <= later.total + wait:
-            return now
-        return _Round(
-            later.total + wait, version, later.family, later.row, later.start_s, later.end_s,
-            later.energy_j, later.loss,
-        )  # fmt: skip
+        later = self._open_round(version, loss, later_s, price, here, fee + wait)
+        return min((r for r in (now, later) if r is not None), key=lambda r: r.ratio, default=None)
 
-    def _open_round(self, version: int, loss: float, start_s: float, price: int) -> _Round | None:
+    def _open_round(
+        self, version: int, loss: float, start_s: float, price: int, here: float, fee: float
+    ) -> _Round | None:
         """The best round that starts now, of nodes that stay until its end."""
         assert self.attendance is not None
         until = start_s
@@ -186,7 +176,9 @@ class Guideposts:
             family = self.attendance.family(version, mask) if mask.any() else None
             if family is None:
                 return None
-            found = self._pick(menu(family, self.values.prices[price]), version, loss, start_s, price)
+            found = self._pick(
+                menu(family, self.values.prices[price]), version, loss, start_s, price, here, fee
+            )
             if found is None:
                 return None
             leaving = ~self.attendance.present(start_s, found.end_s)
@@ -195,13 +187,19 @@ class Guideposts:
             until = found.end_s  # some leave before it ends: without them
         return None
 
-    def _pick(self, offer: Menu, version: int, loss: float, start_s: float, price: int) -> _Round | None:
+    def _pick(
+        self, offer: Menu, version: int, loss: float, start_s: float, price: int, here: float, fee: float
+    ) -> _Round | None:
         after = self.problem.versions[version].curve.step(np.asarray(loss), offer.share)
-        total = offer.cost + self.values.at(version, after, price)
-        k = int(total.argmin())
+        gain = here - self.values.at(version, after, price)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ratio = np.where(gain > 0.0, (offer.cost + fee) / gain, np.inf)
+        k = int(ratio.argmin())
+        if not np.isfinite(ratio[k]):
+            return None
         row = int(offer.rows[k])
         return _Round(
-            float(total[k]),
+            float(ratio[k]),
             version,
             offer.family,
             row,

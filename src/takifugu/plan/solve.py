@@ -29,10 +29,11 @@ from takifugu.plan.plan import FORMAT, Decision, Plan, meets_limits, replay
 from takifugu.plan.polish import polish
 from takifugu.plan.potentials import Landscape, Prices
 from takifugu.plan.prices import Priced
+from takifugu.plan.prices import around as prices_around
 from takifugu.plan.prices import search as search_prices
 from takifugu.plan.problem import Problem
 from takifugu.plan.reach import Reach, Reached, fastest
-from takifugu.plan.rollout import Guideposts
+from takifugu.plan.rollout import Guideposts, Trail
 from takifugu.plan.search import OutOfTime, Search
 from takifugu.plan.sweep import Sweep
 from takifugu.plan.values import Terrain
@@ -161,15 +162,31 @@ class Solver:
 
     @cached_property
     def multipliers(self) -> Floats:
+        """Prices of labels; good ones depend on the price of time, so that is looked for first, roughly."""
         picked = sorted({0, len(self.versions) // 2, len(self.versions) - 1})
-        return relaxation.label_multipliers(self.fleet, picked)
+        first = relaxation.label_multipliers(self.fleet, picked)
+        if self.fleet.mix is None or self.complete:
+            return first
+        rough = self._relaxed(first)
+        self.prices = search_prices(Terrain(self.problem, rough, 80, self.check))
+        return relaxation.priced_multipliers(
+            self.fleet, first, rough, self.prices.per_second, self.versions[::2]
+        )
+
+    @cached_property
+    def prices(self) -> Prices:
+        """The best prices of time and rounds (where labels count, their multipliers find them)."""
+        return search_prices(Terrain(self.problem, self.offers, 100, self.check))
 
     @cached_property
     def offers(self) -> list[relaxation.Offers | None]:
         if self.complete:
             return [None if o is None else relaxation.exact_offers(o) for o in self.all_options]
+        return self._relaxed(self.multipliers)
+
+    def _relaxed(self, multipliers: Floats) -> list[relaxation.Offers | None]:
         grid = relaxation.share_grid(self.fleet)
-        return [relaxation.relaxed_offers(self.fleet, v, self.multipliers, grid) for v in self.versions]
+        return [relaxation.relaxed_offers(self.fleet, v, multipliers, grid) for v in self.versions]
 
     @cached_property
     def land(self) -> Landscape:
@@ -194,11 +211,11 @@ class Solver:
 
     @cached_property
     def terrain(self) -> Terrain:
-        return Terrain(self.problem, self.offers, 300)
+        return Terrain(self.problem, self.offers, 300, self.check)
 
     @cached_property
     def priced(self) -> Priced:
-        return search_prices(self.terrain)
+        return prices_around(self.terrain, self.prices)
 
     @cached_property
     def families(self) -> list[families.Family | None]:
@@ -291,17 +308,20 @@ class Solver:
             self._exact(3_000_000)
 
     def _follow(self) -> None:
-        """Plans along the values, the deadline and the round cap held back a little more each time."""
+        """The best plan along the values, the deadline and the round cap held back more and more."""
         problem = self.problem
         attendance = None if self.fleet.always_available else Attendance(self.fleet, self.multipliers)
         posts = Guideposts(problem, self.families, self.priced.values, attendance, self.check)
         span = problem.time_limit - problem.start_time_s
         rounds = np.inf if problem.max_rounds is None else float(problem.max_rounds)
+        best: Trail | None = None
         for caution in CAUTION:
             self.check()
             trail = posts.follow(problem.start_time_s + span * (1 - caution), rounds * (1 - caution))
-            if trail is not None and (self.plan is None or trail.energy_j < self.plan.energy_j):
-                self._offer(trail.decisions, "values")
+            if trail is not None and (best is None or trail.energy_j < best.energy_j):
+                best = trail
+        if best is not None:
+            self._offer(best.decisions, "values")
 
     def _certify(self, cells: int) -> None:
         """The whole-round bound at the best prices, the finer the more rounds there are."""
@@ -312,7 +332,7 @@ class Solver:
         known = priced.energy_j if self.plan is None else self.plan.energy_j
         rounds = 50 if self.plan is None else len(self.plan.rounds)
         fine = [max(cells, min(5 * rounds, 3 * cells))] * len(problem.versions)
-        found = certify(self.terrain, priced.values, priced.best, 1.3 * (known + limits), fine, self.check)
+        found = certify(self.terrain, priced.values, priced.best, 1.3 * (known + limits), fine)
         self._raise_bound(float(found.from_start(problem)[0]), "whole-round bound")
 
     def _good(self) -> bool:

@@ -12,7 +12,7 @@ so that V at the start bounds every plan from below. The proof is in docs/decisi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -140,6 +140,8 @@ class Terrain:
     problem: Problem
     offers: Sequence[Offers | None]
     cells: int = 150
+    check: Callable[[], None] = lambda: None
+    """Raises when time is up."""
     _arrivals: dict[int, Arrivals] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
@@ -150,7 +152,7 @@ class Terrain:
         index = self.problem.version_index
         self.switches = [(index[s.source], index[s.target], s) for s in self.problem.switches]
         down = all(target > source for source, target, _ in self.switches)
-        self.passes = 1 if down else 4
+        self.passes = 1 if down else 3
         self.usable = [
             o is not None and isinstance(v.curve, SmoothCurve)
             for v, o in zip(self.problem.versions, self.offers, strict=True)
@@ -203,6 +205,7 @@ class Terrain:
         after = [np.tile(cap[:, None], (1, len(g))) for g in grids]
         for _ in range(self.passes):
             for v in reversed(range(len(grids))):
+                self.check()
                 limit = np.full((count, len(grids[v])), np.inf)
                 for source, target, switch in self.switches:
                     if source == v and self.usable[target]:
