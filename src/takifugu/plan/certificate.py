@@ -336,27 +336,30 @@ def _switched(
     most_j: float,
 ) -> None:
     """Lowers values until no switch leads to less than they say."""
+    exits = {v: [(t, s) for source, t, s in terrain.switches if source == v and t in ways] for v in ways}
     after = {v: _round_first(way, value[v]) for v, way in ways.items()}
     for _ in range(50):
         changed = False
-        for source, target, switch in reversed(terrain.switches):
-            if source not in ways or target not in ways:
-                continue
+        for source in sorted(ways, reverse=True):
             terrain.check()
-            fee = prices.energy * switch.energy_j + prices.per_second * switch.time_s
             here = grids[source]
-            points = np.union1d(here, grids[target] - switch.loss_jump)
-            points = points[(points >= here[0]) & (points <= here[-1])]
-            now = np.interp(points, here, value[source])
-            land = points + switch.loss_jump
-            # Each bound after the switch is linear between these points, and one of them is enough.
-            left = [fee + np.minimum(np.interp(land, grids[target], row), most_j) for row in after[target]]
-            excess = np.minimum.reduce([np.maximum((now - x)[1:], (now - x)[:-1]) for x in left])
-            excess = np.maximum.accumulate(np.maximum(np.append(excess[:1], excess), 0.0))
+            excess = np.zeros(len(here))
+            for target, switch in exits[source]:
+                fee = prices.energy * switch.energy_j + prices.per_second * switch.time_s
+                points = np.union1d(here, grids[target] - switch.loss_jump)
+                points = points[(points >= here[0]) & (points <= here[-1])]
+                now = np.interp(points, here, value[source])
+                land = points + switch.loss_jump
+                # Each bound after the switch is linear between these points, and one of them is enough.
+                left = [fee + np.minimum(np.interp(land, grids[target], x), most_j) for x in after[target]]
+                over = np.minimum.reduce([np.maximum((now - x)[1:], (now - x)[:-1]) for x in left])
+                over = np.maximum.accumulate(np.maximum(np.append(over[:1], over), 0.0))
+                # At each point the excess up to the next one, so that the line between lies above it.
+                place = np.searchsorted(points, np.append(here[1:], here[-1]))
+                np.maximum(excess, over[place], out=excess)
             if excess[-1] <= 1e-12 * most_j:
                 continue
-            place = np.searchsorted(points, np.append(here[1:], here[-1]))
-            lowered = value[source] - excess[place]
+            lowered = value[source] - excess
             value[source] = np.minimum.accumulate(lowered[::-1])[::-1]
             after[source] = _round_first(ways[source], value[source])
             changed = True
