@@ -1,6 +1,6 @@
 """One of two real processes: does a job for every kind of layer and writes down what it finds.
 
-    python worker.py {composed|sharded|switched} FOLDER RANK PROCESSES
+    python worker.py {composed|sharded|switched|switched_in_shards|hooked} FOLDER RANK PROCESSES
 
 A finding is one JSON file per case and rank; the tests beside this file judge them.
 """
@@ -20,6 +20,12 @@ from typing import Any
 import torch
 from every_kind import CASES, Case
 from torch import Tensor, distributed, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
@@ -27,6 +33,7 @@ from torch.optim import SGD, AdamW, Optimizer
 
 import takifugu as tk
 from takifugu.lowrank.factorized import Factorized
+from takifugu.lowrank.sharded import gathered
 
 OPTIMIZERS: dict[str, Callable[[Iterable[nn.Parameter]], Optimizer]] = {
     "sgd": lambda parameters: SGD(parameters, lr=0.05, momentum=0.9),
@@ -203,6 +210,19 @@ def switched(case: Case, rank: int, processes: int, folder: Path) -> Findings:
     found["still_dense"] = len(tk.structure_of(model.module)) == 0
     with torch.no_grad():
         broken.copy_(kept)
+
+    # One process cannot wrap the model again: layers and optimizer go back to what they were.
+    def out_of_memory(module: nn.Module) -> nn.Module:
+        if rank == processes - 1:
+            raise RuntimeError("out of memory")
+        return module
+
+    early = tk.WarmStart(rank=0.5, warmup=0, wrap=out_of_memory, **options)
+    before, state = digest(model.module), copy.deepcopy(optimizer.state_dict())
+    found["failure_on_one"] = refusal(lambda: early(model, optimizer, step=0))
+    after = optimizer.state_dict()
+    found["undone"] = digest(model.module) == before and after["param_groups"] == state["param_groups"]
+    found["undone"] = found["undone"] and str(after["state"]) == str(state["state"])
     train(model, optimizer, [data(case, 2, rank)])
 
     moments = {key: value.clone() for key, value in optimizer.state[untouched].items()}
@@ -227,6 +247,183 @@ def switched(case: Case, rank: int, processes: int, folder: Path) -> Findings:
     return found
 
 
+# ---- the switch in the middle of training, FSDP2 ------------------------------------------------------------
+
+SHARDED_OPTIMIZERS: dict[str, tuple[str, Callable[[Iterable[nn.Parameter]], Optimizer]]] = {
+    "sgd": ("projected", lambda parameters: SGD(parameters, lr=0.05, momentum=0.9)),
+    # A large eps: otherwise Adam turns the rounding of a vanishing gradient into a step.
+    "adamw": ("auto", lambda parameters: AdamW(parameters, lr=1e-2, eps=1e-3)),
+}
+
+
+def shard_each(model: nn.Module) -> nn.Module:
+    fully_shard(model.layer)
+    return fully_shard(model)
+
+
+def switched_in_shards(case: Case, rank: int, processes: int, folder: Path) -> Findings:
+    wraps = {"sgd": fully_shard, "adamw": shard_each}
+    return {
+        name: one_switch_in_shards(case, name, wraps[name], rank, processes, folder)
+        for name in SHARDED_OPTIMIZERS
+    }
+
+
+def one_switch_in_shards(
+    case: Case, kind: str, wrap: Callable[[nn.Module], Any], rank: int, processes: int, folder: Path
+) -> Findings:
+    found: Findings = {}
+    way, build = SHARDED_OPTIMIZERS[kind]
+    options = {"where": "layer", "scheme": case.scheme, "force": True, "rank": 0.5}
+
+    def together(step: int) -> tuple[Tensor, ...]:
+        parts = (data(case, step, r) for r in range(processes))
+        return tuple(torch.cat(tensors) for tensors in zip(*parts, strict=True))
+
+    # The same on one process, with everyone's data.
+    alone = case.build()
+    alone_optimizer = build(alone.parameters())
+    alone_warm = tk.WarmStart(warmup=3, state=way, **options)
+    start = None
+    for step in range(6):
+        alone = alone_warm(alone, alone_optimizer, step=step)
+        if step == 3:
+            start = {name: p.detach().clone() for name, p in alone.named_parameters()}
+        train(alone, alone_optimizer, [together(step)])
+
+    model: Any = wrap(case.build())
+    optimizer = build(model.parameters())
+    train(model, optimizer, [data(case, step, rank) for step in range(2)])
+
+    # One process's part of the weights is broken; then one process cannot shard. Nothing is to change.
+    broken: Any = next(iter(model.layer.parameters()))
+    kept = broken.to_local().detach().clone()
+    if rank == 0:  # with few rows the others may hold nothing
+        with torch.no_grad():
+            broken.to_local().fill_(float("nan"))
+    early = tk.WarmStart(warmup=0, state=way, wrap=wrap, **options)
+    found["failure"] = refusal(lambda: early(model, optimizer, step=0))
+    with torch.no_grad():
+        broken.to_local().copy_(kept)
+
+    def out_of_memory(module: nn.Module) -> nn.Module:
+        if rank == processes - 1:
+            raise RuntimeError("out of memory")
+        return wrap(module)
+
+    followed = {**options, "rank": "stable"}
+    early = tk.WarmStart(warmup=0, state=way, wrap=out_of_memory, **followed)
+    found["failure_on_one"] = refusal(lambda: early(model, optimizer, step=0))
+    found["partly"] = refusal(
+        lambda: tk.WarmStart(warmup=0, wrap=shard_the_head_only, **options)(model, optimizer, step=0)
+    )
+    found["without_wrap"] = refusal(lambda: tk.WarmStart(warmup=0, **options)(model, optimizer, step=0))
+    found["still_dense"] = len(tk.structure_of(model)) == 0 and not early.switched
+    train(model, optimizer, [data(case, 2, rank)])
+
+    # Stop, and go on from files.
+    weights, state = folder / f"{case.name}.{kind}.shards", folder / f"{case.name}.{kind}.state"
+    whole_state = get_optimizer_state_dict(model, optimizer, options=WHOLE)
+    plain = gathered(model)
+    if rank == 0:
+        tk.save(plain, weights)
+        torch.save(whole_state, state)
+    distributed.barrier()
+    model = wrap(tk.load(weights, case.build(seed=7)))
+    optimizer = build(model.parameters())
+    options_in = StateDictOptions(full_state_dict=True)
+    set_optimizer_state_dict(model, optimizer, torch.load(state, weights_only=True), options=options_in)
+
+    head = dict(model.named_parameters())["head.weight"]
+    moments = {key: local(value).clone() for key, value in optimizer.state[head].items()}
+    same_object = optimizer
+    warm = tk.WarmStart(warmup=3, state=way, wrap=wrap, **options)
+    for step in range(3, 6):
+        model = warm(model, optimizer, step=step)
+        if step == 3:
+            names = dict(model.named_parameters())
+            now = optimizer.state[names["head.weight"]]
+            found["kept"] = all(torch.equal(local(now[key]), value) for key, value in moments.items())
+            found["projected"] = len(warm.report.state.projected)
+            found["factors"] = len(model.layer.factor_parameters())
+            found["held"] = {p for g in same_object.param_groups for p in g["params"]} == set(names.values())
+        train(model, optimizer, [data(case, step, rank)])
+    found["not_sharded"] = [n for n, p in model.named_parameters() if not isinstance(p, DTensor)]
+    found["state_not_sharded"] = [
+        key
+        for entries in optimizer.state.values()
+        for key, value in entries.items()
+        if key != "step" and isinstance(value, Tensor) and not isinstance(value, DTensor)
+    ]
+    plain = gathered(model)
+    found["three_steps_later"] = digest(plain)
+    wanted, now_plain = dict(alone.named_parameters()), dict(plain.named_parameters())
+    found["names"] = sorted(wanted) == sorted(now_plain)
+    assert start is not None
+    far = max(largest_difference(wanted[name], start[name]) for name in wanted)
+    found["off"] = max(largest_difference(wanted[name], now_plain[name]) for name in wanted) / far
+    inputs = data(case, 99, 0)
+    before = model(*inputs).detach()
+    tk.densify_(plain)
+    found["densified_difference"] = largest_difference(plain(*inputs).detach(), before)
+    found["plain_has_no_traces"] = [type(m).__qualname__ for m in plain.modules()] == [
+        type(m).__qualname__ for m in case.build().modules()
+    ]
+    return found
+
+
+WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
+
+
+def shard_the_head_only(model: nn.Module) -> nn.Module:
+    fully_shard(model.head)
+    return model
+
+
+def local(value: Any) -> Any:
+    return value.to_local() if isinstance(value, DTensor) else value
+
+
+# ---- communication hooks ------------------------------------------------------------------------------------
+
+
+class CountedHook:
+    """torch's fp16 compression, and how often each wrapper has used it."""
+
+    def __init__(self) -> None:
+        self.calls: list[int] = []
+
+    def attach_(self, model: DistributedDataParallel) -> None:
+        self.calls.append(0)
+
+        def counted(group, bucket):  # torch checks annotations, and strings are not what it looks for
+            self.calls[-1] += 1
+            return fp16_compress_hook(group, bucket)
+
+        model.register_comm_hook(distributed.group.WORLD, counted)
+
+
+def hooked(case: Case, rank: int, processes: int, folder: Path) -> Findings:
+    hook = CountedHook()
+    model: Any = DistributedDataParallel(case.build())
+    hook.attach_(model)
+    optimizer = OPTIMIZERS["sgd"](model.parameters())
+    warm = tk.WarmStart(
+        stages=[(2, 0.5), (4, None)], where="layer", scheme=case.scheme, force=True,
+        wrap=DistributedDataParallel, hook=hook,
+    )  # fmt: skip
+    for step in range(6):
+        model = warm(model, optimizer, step=step)
+        train(model, optimizer, [data(case, step, rank)])
+    compressed = [p.grad for p in model.parameters()]
+    return {
+        "calls": hook.calls,
+        "halves": all(torch.equal(g, g.half().float()) for g in compressed),
+        "at_the_end": digest(model.module),
+        "without_ddp": refusal(lambda: tk.WarmStart(warmup=0, hook=hook)(case.build(), optimizer, step=0)),
+    }
+
+
 def refusal(call: Callable[[], object]) -> str:
     try:
         call()
@@ -237,7 +434,13 @@ def refusal(call: Callable[[], object]) -> str:
 
 # ---- the process -----------------------------------------------------------------------------------------
 
-JOBS = {"composed": composed, "sharded": sharded, "switched": switched}
+JOBS = {
+    "composed": composed,
+    "sharded": sharded,
+    "switched": switched,
+    "switched_in_shards": switched_in_shards,
+    "hooked": hooked,
+}
 
 
 def main(job: str, folder: Path, rank: int, processes: int) -> None:
