@@ -156,6 +156,9 @@ def _replaced(swaps: Sequence[Swap]) -> dict[nn.Parameter, list[tuple[nn.Paramet
             for name, old in dense.items():
                 mine = [new for new in coming if sources.get(new) == name]
                 found.setdefault(old, []).extend((new, _pull(swap.new, name, new)) for new in mine)
+            # What is no factor (a norm between them) joins the first weight's group, and starts anew.
+            beside = [new for new in coming if new not in sources]
+            found[next(iter(dense.values()))] += [(new, None) for new in beside]
         elif going:
             # Re-ranked or dense again: the old factors' moments do not determine the new ones'.
             found.setdefault(going[0], []).extend((new, None) for new in coming)

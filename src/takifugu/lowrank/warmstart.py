@@ -19,12 +19,14 @@ from torch import nn
 from torch.optim import Optimizer
 
 from takifugu.errors import UsageError
+from takifugu.lowrank.averages import Average, Remembered
 from takifugu.lowrank.candidates import Where
 from takifugu.lowrank.choice import structure_from, survey
 from takifugu.lowrank.frames import Bare, CommunicationHook, Wrap, frame_of, plain_view
 from takifugu.lowrank.optimizer_state import Gradients, StateReport, check_way
 from takifugu.lowrank.ranks import StableRank, rule_for
 from takifugu.lowrank.report import FactorReport, factor_report
+from takifugu.lowrank.rewarm import Rewarm
 from takifugu.lowrank.stability import StableRanks
 from takifugu.lowrank.surgery import build_swaps, decomposer
 from takifugu.structure import Structure
@@ -63,6 +65,8 @@ class WarmStart:
         wrap: builds the distributed wrapper anew from the plain model, such as `DistributedDataParallel` or
             `fully_shard`. A sharded model comes back as a new object: use what the call returns.
         hook: a communication hook, attached again to every new DistributedDataParallel.
+        rewarm: optimizer steps over which the learning rate comes back after each switch (a second warm-up,
+            as large batches need), or a `Rewarm` that also says from which share of it.
     """
 
     def __init__(
@@ -75,6 +79,7 @@ class WarmStart:
         state: str = "auto",
         wrap: Wrap | None = None,
         hook: CommunicationHook | None = None,
+        rewarm: int | Rewarm = 0,
         svd: str = "exact",
         settled: float = 0.02,
         **options: Any,
@@ -84,6 +89,7 @@ class WarmStart:
         self.stages = _checked_stages(stages if stages is not None else [(warmup, rank)])
         self.where, self.state, self.svd = where, state, svd
         self.wrap, self.hook = wrap, hook
+        self.rewarm = rewarm if isinstance(rewarm, Rewarm) else Rewarm(rewarm)
         self.options = options
         self.followed = StableRanks(settled) if self._follows else None
         self.done = 0
@@ -108,19 +114,34 @@ class WarmStart:
         epoch: int | None = None,
         step: int | None = None,
         gradients: Gradients | None = None,
+        ema: nn.Module | Sequence[nn.Module] = (),
     ) -> nn.Module:
-        """Switches if a stage is due; returns the model to go on with."""
+        """Switches if a stage is due; returns the model to go on with.
+
+        Args:
+            gradients: for `state="calibrated"`: runs a forward and a backward pass on a batch.
+            ema: averages of the model (`torch.optim.swa_utils.AveragedModel`, or plain copies), which get the
+                same structure, in place, with factors that can be averaged with the model's.
+        """
         now = self._now(epoch, step)
+        self.rewarm.follow_(optimizer)
         if self.followed is not None and not self.switched:
             self.followed.observe(plain_view(model), self.where)
         due = [s for s in range(self.done, len(self.stages)) if self._is_due(self.stages[s][0], now)]
         if not due:
             return model
         frame = frame_of(model, self.wrap, self.hook)
-        return self._switch_(frame, optimizer, due[-1], now, gradients)
+        averages = [Average(copy, self.wrap) for copy in ([ema] if isinstance(ema, nn.Module) else ema)]
+        return self._switch_(frame, optimizer, due[-1], now, gradients, averages)
 
     def _switch_(
-        self, frame: Bare, optimizer: Optimizer, stage: int, now: int, gradients: Gradients | None
+        self,
+        frame: Bare,
+        optimizer: Optimizer,
+        stage: int,
+        now: int,
+        gradients: Gradients | None,
+        averages: Sequence[Average],
     ) -> nn.Module:
         rank = self.stages[stage][1]
         report: FactorReport | None = None
@@ -137,7 +158,10 @@ class WarmStart:
 
         structure = frame.crew.agreed(chosen)
         swaps = frame.crew.all_or_none(lambda: build_swaps(module, structure))
-        errors = frame.crew.fill_(swaps, decomposer(self.svd))
+        decompose = Remembered(decomposer(self.svd))
+        errors = frame.crew.fill_(swaps, decompose)
+        for average in averages:
+            average.prepare_(structure, decompose.aligned(), frame.crew)
 
         def complete() -> None:
             nonlocal report
@@ -145,6 +169,9 @@ class WarmStart:
                 report = report.completed(module, errors, self._example)
 
         rebuilt, kept = frame.change_(optimizer, swaps, self.state, gradients, look=complete)
+        for average in averages:
+            average.change_()
+        self.rewarm.begin_()
         self.done = stage + 1
         self.reports.append(SwitchReport(now, self._unit or "epoch", report, kept, structure))
         return rebuilt
@@ -192,6 +219,7 @@ class WarmStart:
             "done": self.done,
             "unit": self._unit,
             "followed": None if self.followed is None else self.followed.state_dict(),
+            "rewarm": self.rewarm.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -200,6 +228,7 @@ class WarmStart:
                 f"the state has {state['done']} stages behind, this WarmStart has {len(self.stages)}"
             )
         self.done, self._unit = int(state["done"]), state["unit"]
+        self.rewarm.load_state_dict(state.get("rewarm", {}))
         if self.followed is not None and state["followed"] is not None:
             self.followed.load_state_dict(state["followed"])
 
