@@ -67,6 +67,12 @@ def check_way(way: str) -> None:
         raise UsageError(f"unknown way {way!r} to treat optimizer state; one of {', '.join(WAYS)}")
 
 
+def innermost(optimizer: Optimizer) -> Optimizer:
+    """The optimizer itself, out of a wrapper such as Accelerate's."""
+    inner = getattr(optimizer, "optimizer", None)
+    return innermost(inner) if isinstance(inner, Optimizer) else optimizer
+
+
 def carry_(
     model: nn.Module,
     optimizer: Optimizer,

@@ -23,7 +23,7 @@ from takifugu.lowrank.averages import Average, Remembered
 from takifugu.lowrank.candidates import Where
 from takifugu.lowrank.choice import structure_from, survey
 from takifugu.lowrank.frames import Bare, CommunicationHook, Wrap, frame_of, plain_view
-from takifugu.lowrank.optimizer_state import Gradients, StateReport, check_way
+from takifugu.lowrank.optimizer_state import Gradients, StateReport, check_way, innermost
 from takifugu.lowrank.ranks import StableRank, rule_for
 from takifugu.lowrank.report import FactorReport, factor_report
 from takifugu.lowrank.rewarm import Rewarm
@@ -95,6 +95,7 @@ class WarmStart:
         self.done = 0
         self.reports: list[SwitchReport] = []
         self._unit: str | None = None
+        self._seen: int | None = None
 
     @property
     def switched(self) -> bool:
@@ -124,9 +125,11 @@ class WarmStart:
                 same structure, in place, with factors that can be averaged with the model's.
         """
         now = self._now(epoch, step)
+        optimizer = innermost(optimizer)
         self.rewarm.follow_(optimizer)
-        if self.followed is not None and not self.switched:
+        if self.followed is not None and not self.switched and now != self._seen:
             self.followed.observe(plain_view(model), self.where)
+        self._seen = now  # a trainer that resumes within an epoch announces it a second time
         due = [s for s in range(self.done, len(self.stages)) if self._is_due(self.stages[s][0], now)]
         if not due:
             return model
@@ -218,6 +221,7 @@ class WarmStart:
         return {
             "done": self.done,
             "unit": self._unit,
+            "seen": self._seen,
             "followed": None if self.followed is None else self.followed.state_dict(),
             "rewarm": self.rewarm.state_dict(),
         }
@@ -227,7 +231,7 @@ class WarmStart:
             raise UsageError(
                 f"the state has {state['done']} stages behind, this WarmStart has {len(self.stages)}"
             )
-        self.done, self._unit = int(state["done"]), state["unit"]
+        self.done, self._unit, self._seen = int(state["done"]), state["unit"], state.get("seen")
         self.rewarm.load_state_dict(state.get("rewarm", {}))
         if self.followed is not None and state["followed"] is not None:
             self.followed.load_state_dict(state["followed"])
