@@ -1,4 +1,4 @@
-"""Does the dense warm-up pay? A small ResNet on Fashion-MNIST: dense, low-rank after a warm-up, and from scratch.
+"""Does the dense warm-up pay? A small ResNet on Fashion-MNIST: dense, low-rank after a warm-up, from scratch.
 
 All three train for the same number of epochs on the same batches. Then, how long the switch takes: VGG-19's
 on one process and shared out over four, and as a share of a CIFAR-10 epoch.
@@ -184,8 +184,8 @@ def main() -> None:
         result["switch"] = {"seconds": times, "step_s": step, "estimated_cifar10_epoch_s": epoch}
         lines.append(
             f"VGG-19's switch: {times[1]:.2f} s on one process, {times[4]:.2f} s on four "
-            f"({times[4] / times[1]:.2f}x); {100 * times[1] / epoch:.2f}% and {100 * times[4] / epoch:.2f}% of "
-            f"a CIFAR-10 epoch of {epoch:.0f} s (estimated from a step of {step:.2f} s)"
+            f"({times[4] / times[1]:.2f}x), {100 * times[1] / epoch:.2f}% and {100 * times[4] / epoch:.2f}% "
+            f"of a CIFAR-10 epoch of {epoch:.0f} s (estimated from a step of {step:.2f} s)"
         )
     stage.report("warmup", result, options, lines)
 

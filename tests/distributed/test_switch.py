@@ -21,8 +21,16 @@ def test_switched_together_or_not_at_all(results: Results, name: str) -> None:
         assert "exception" not in found, found["exception"]
     first, *others = results[name]
     for found in others:
-        for moment in ("failure", "failure_on_one", "at_the_switch", "three_steps_later", "error"):
+        for moment in (
+            "failure",
+            "failure_on_one",
+            "at_the_switch",
+            "three_steps_later",
+            "averages",
+            "error",
+        ):
             assert found[moment] == first[moment], f"the processes disagree: {moment}"
+    assert first["averages"][0] == first["averages"][1] != first["three_steps_later"]
     assert first["failure"].startswith(f"LayerError: the switch failed on rank {len(others)} (LayerError: ")
     assert "contains NaN" in first["failure"]
     assert "every process keeps the old model" in first["failure"]

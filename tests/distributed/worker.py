@@ -30,6 +30,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, AdamW, Optimizer
+from torch.optim.swa_utils import AveragedModel
 
 import takifugu as tk
 from takifugu.lowrank.factorized import Factorized
@@ -225,10 +226,11 @@ def switched(case: Case, rank: int, processes: int, folder: Path) -> Findings:
     found["undone"] = found["undone"] and str(after["state"]) == str(state["state"])
     train(model, optimizer, [data(case, 2, rank)])
 
+    averages = [AveragedModel(model), AveragedModel(model.module)]
     moments = {key: value.clone() for key, value in optimizer.state[untouched].items()}
     for step in range(3, 6):
         before = model
-        model = warm(model, optimizer, step=step)
+        model = warm(model, optimizer, step=step, ema=averages)
         if step == 3:
             found["rebuilt"] = model is not before and isinstance(model, DistributedDataParallel)
             found["at_the_switch"] = digest(model.module)
@@ -239,7 +241,10 @@ def switched(case: Case, rank: int, processes: int, folder: Path) -> Findings:
             error = {layer.name: layer.error for layer in warm.report.layers.layers}
             found["error"] = error["layer"]
         train(model, optimizer, [data(case, step, rank)])
+        averages[0].update_parameters(model)
+        averages[1].update_parameters(model.module)
     found["three_steps_later"] = digest(model.module)
+    found["averages"] = [digest(averages[0].module.module), digest(averages[1].module)]
     found["moved"] = digest(alone) != found["three_steps_later"]
     found["without_wrap"] = refusal(
         lambda: tk.WarmStart(warmup=0, **options)(DistributedDataParallel(case.build()), optimizer, step=0)
