@@ -51,3 +51,23 @@ def test_all_or_none(results: Results, name: str, optimizer: str) -> None:
         )
         assert "unsharded; its gradients would differ between processes" in found["partly"]
         assert found["without_wrap"].startswith("UsageError: the model is sharded by fully_shard; give")
+
+
+def test_what_is_found_in_the_wild(tmp_path_factory: pytest.TempPathFactory) -> None:
+    first, second = run_job("odd_shards", tmp_path_factory.mktemp("odd_shards"))["embedding"]
+    for found in (first, second):
+        assert "exception" not in found, found["exception"]
+        assert found["structures"] == [
+            [],
+            [["embed", 4, None], ["first", 4, None], ["decoder", 4, "embed"]],
+            [["embed", 2, None], ["first", 2, None], ["decoder", 2, "embed"]],
+            [],
+        ]
+        assert found["held"]
+        assert found["groups"] == [6, 1]
+        assert found["gain_is_the_same"]
+        assert found["tied"]
+        assert found["frozen"]
+        assert found["list_follows"]
+        assert found["hook_calls"] == 2 * 4
+        assert found["plain"] == ["gain"]

@@ -1,6 +1,6 @@
 """One of two real processes: does a job for every kind of layer and writes down what it finds.
 
-    python worker.py {composed|sharded|switched|switched_in_shards|hooked} FOLDER RANK PROCESSES
+    python worker.py {composed|sharded|switched|switched_in_shards|odd_shards|hooked} FOLDER RANK PROCESSES
 
 A finding is one JSON file per case and rank; the tests beside this file judge them.
 """
@@ -35,6 +35,7 @@ from torch.optim.swa_utils import AveragedModel
 import takifugu as tk
 from takifugu.lowrank.factorized import Factorized
 from takifugu.lowrank.sharded import gathered
+from takifugu.lowrank.weight_decay import FrobeniusDecay
 
 OPTIMIZERS: dict[str, Callable[[Iterable[nn.Parameter]], Optimizer]] = {
     "sgd": lambda parameters: SGD(parameters, lr=0.05, momentum=0.9),
@@ -244,6 +245,11 @@ def switched(case: Case, rank: int, processes: int, folder: Path) -> Findings:
         averages[0].update_parameters(model)
         averages[1].update_parameters(model.module)
     found["three_steps_later"] = digest(model.module)
+    gradients = [p.grad.clone() for p in model.parameters()]
+    FrobeniusDecay(0.1, where="layer").add_(model)
+    found["decayed"] = sum(
+        not torch.equal(p.grad, g) for p, g in zip(model.parameters(), gradients, strict=True)
+    )
     found["averages"] = [digest(averages[0].module.module), digest(averages[1].module)]
     found["moved"] = digest(alone) != found["three_steps_later"]
     found["without_wrap"] = refusal(
@@ -377,6 +383,79 @@ def one_switch_in_shards(
     return found
 
 
+class Odd(nn.Module):
+    """What `fully_shard` meets in the wild: tied, frozen and ignored parameters, buffers, users' hooks and lists."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = nn.Embedding(20, 12)
+        self.norm = nn.BatchNorm1d(12)
+        self.first = nn.Linear(12, 12)
+        self.frozen = nn.Linear(12, 12).requires_grad_(False)
+        self.gain = nn.Parameter(torch.ones(12))
+        self.decoder = nn.Linear(12, 20, bias=False)
+        self.decoder.weight = self.embed.weight
+        self.in_a_list = [self.frozen]
+        self.seen = [0]
+        self.first.register_forward_hook(lambda *_: self.seen.__setitem__(0, self.seen[0] + 1))
+
+    def forward(self, words: Tensor) -> Tensor:
+        x = self.norm(self.embed(words))
+        return self.decoder(torch.tanh(self.in_a_list[0](self.first(x))) * self.gain)
+
+
+def odd_shards(case: Case, rank: int, processes: int, folder: Path) -> Findings:
+    if case.name != "embedding":
+        return {}
+    found: Findings = {}
+
+    def wrap(model: Any) -> Any:
+        fully_shard(model.frozen)
+        return fully_shard(model, ignored_params={model.gain})
+
+    model: Any = wrap(Odd())
+    old = model
+    beside = nn.Parameter(torch.ones(3))
+    optimizer = AdamW(
+        [
+            {"params": [p for p in model.parameters() if p.requires_grad], "lr": 1e-2},
+            {"params": [beside], "lr": 0.5},
+        ]
+    )
+    words = torch.randint(20, (8,), generator=torch.Generator().manual_seed(rank))
+    warm = tk.WarmStart(
+        stages=[(1, 4), (2, 2), (3, None)], where=["embed", "first", "decoder"], force=True, wrap=wrap
+    )
+    gain = model.gain
+    found["structures"] = []
+    for step in range(4):
+        with torch.no_grad():
+            model.eval()(words)  # leaves the root's parameters in one piece
+        model.train()
+        model = warm(model, optimizer, step=step)
+        loss = (model(words).square().mean() - 1) ** 2 + beside.square().sum()
+        optimizer.zero_grad()
+        loss.backward()
+        gain.grad = None  # ignored: nobody averages it
+        optimizer.step()
+        spec = tk.structure_of(model)
+        found["structures"].append([[s.name, s.rank["weight"], s.tie] for s in spec])
+    held = [p for group in optimizer.param_groups for p in group["params"]]
+    found["held"] = len(held) == len(set(held)) and set(held) == {
+        beside, *(p for p in model.parameters() if p.requires_grad)
+    }  # fmt: skip
+    found["groups"] = [len(group["params"]) for group in optimizer.param_groups]
+    found["gain_is_the_same"] = model.gain is gain
+    found["tied"] = model.decoder.weight is model.embed.weight
+    found["frozen"] = not model.frozen.weight.requires_grad
+    found["list_follows"] = model.in_a_list[0] is model.frozen is not old.frozen
+    found["hook_calls"] = old.seen[0]  # the hook is a closure over the first object
+    found["plain"] = [n for n, p in model.named_parameters() if not isinstance(p, DTensor)]
+    found["whole"] = digest(gathered(model))
+    return found
+
+
 WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
@@ -444,6 +523,7 @@ JOBS = {
     "sharded": sharded,
     "switched": switched,
     "switched_in_shards": switched_in_shards,
+    "odd_shards": odd_shards,
     "hooked": hooked,
 }
 
