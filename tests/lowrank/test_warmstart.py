@@ -3,6 +3,8 @@ from __future__ import annotations
 import copy
 import io
 import math
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -243,3 +245,12 @@ def test_counting_in_one_unit() -> None:
     warm(model, optimizer, epoch=0)
     with pytest.raises(UsageError, match="called with step= after epoch="):
         warm(model, optimizer, step=1)
+
+
+def test_the_slow_parts_of_torch_are_loaded_by_who_needs_them() -> None:
+    code = (
+        "import sys, takifugu as tk, takifugu.lowrank.weight_decay; tk.WarmStart; "
+        "sys.exit(any(name in sys.modules for name in "
+        "('torch.distributed.fsdp', 'torch.distributed.tensor', 'lightning', 'transformers')))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

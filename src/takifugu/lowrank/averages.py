@@ -18,8 +18,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from takifugu.errors import UsageError
 from takifugu.lowrank.decompose import Decomposer, Factors
-from takifugu.lowrank.frames import Wrap
-from takifugu.lowrank.sharded import is_sharded
+from takifugu.lowrank.frames import Wrap, is_sharded
 from takifugu.lowrank.surgery import Swap, build_swaps, commit_
 from takifugu.lowrank.together import Alone
 from takifugu.structure import Structure

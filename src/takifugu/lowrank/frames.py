@@ -7,6 +7,7 @@ the way, model and optimizer are as they were.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -16,7 +17,6 @@ from torch.optim import Optimizer
 
 from takifugu.errors import UsageError
 from takifugu.lowrank.optimizer_state import Gradients, StateReport, carry_
-from takifugu.lowrank.sharded import Gathered, is_sharded, resharded_state
 from takifugu.lowrank.surgery import Swap, commit_
 from takifugu.lowrank.together import Alone, Together
 
@@ -82,6 +82,8 @@ class Sharded(Bare):
     """In `fully_shard`: a plain copy is changed and sharded anew; see `takifugu.lowrank.sharded`."""
 
     def __init__(self, model: nn.Module, wrap: Wrap) -> None:
+        from takifugu.lowrank.sharded import Gathered
+
         super().__init__(model)
         self.wrap = wrap
         self.gathered = Gathered(model)
@@ -97,6 +99,8 @@ class Sharded(Bare):
         gradients: Gradients | None = None,
         look: Callable[[], object] = lambda: None,
     ) -> tuple[nn.Module, StateReport]:
+        from takifugu.lowrank.sharded import resharded_state
+
         if way == "calibrated":
             raise UsageError("state='calibrated' is not supported for a model sharded by fully_shard")
         stand_in = self.gathered.optimizer(optimizer, swaps)
@@ -119,7 +123,17 @@ def plain_view(model: nn.Module) -> nn.Module:
     if isinstance(model, DistributedDataParallel):
         inner: nn.Module = model.module
         return inner
-    return Gathered(model).module if is_sharded(model) else model
+    if is_sharded(model):
+        from takifugu.lowrank.sharded import gathered
+
+        return gathered(model)
+    return model
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Whether `fully_shard` has been at the model; not if nobody has imported it (it is slow to load)."""
+    fsdp: Any = sys.modules.get("torch.distributed.fsdp")
+    return fsdp is not None and any(isinstance(module, fsdp.FSDPModule) for module in model.modules())
 
 
 def frame_of(model: nn.Module, wrap: Wrap | None, hook: CommunicationHook | None = None) -> Bare:

@@ -37,10 +37,6 @@ _HOOK_DICTS = (
 _MARKS = ("_is_fsdp_managed_module", "_fsdp_use_orig_params")
 
 
-def is_sharded(model: nn.Module) -> bool:
-    return any(isinstance(module, FSDPModule) for module in model.modules())
-
-
 def gathered(model: nn.Module) -> nn.Module:
     """A plain copy of a sharded model, on every process: to save, to densify, to export. All must call it."""
     return Gathered(model).module
@@ -76,7 +72,7 @@ class Gathered:
 
     def check(self, names: Mapping[str, nn.Parameter], rebuilt: nn.Module) -> dict[nn.Parameter, Any]:
         """Which new parameter stands for which plain one. `names` are the plain ones, before sharding."""
-        if not is_sharded(rebuilt):
+        if not any(isinstance(module, FSDPModule) for module in rebuilt.modules()):
             raise UsageError("wrap= returned a model that is not sharded; return fully_shard(module)")
         _reshard_(rebuilt)
         found = dict(rebuilt.named_parameters())

@@ -20,7 +20,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from takifugu.errors import UsageError
@@ -71,7 +70,7 @@ class FrobeniusDecay:
             seen.update(parameters)  # tied layers count once
             if not parameters:
                 continue
-            if any(isinstance(p, DTensor) for p in parameters):
+            if any(type(p.data).__name__ == "DTensor" for p in parameters):
                 raise UsageError("Frobenius decay is not supported on a model sharded by fully_shard")
             if isinstance(layer, Factorized):
                 with torch.enable_grad():
