@@ -26,6 +26,7 @@ from torch.distributed.checkpoint.state_dict import (
     get_optimizer_state_dict,
     set_optimizer_state_dict,
 )
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
@@ -408,11 +409,20 @@ class Odd(nn.Module):
 def odd_shards(case: Case, rank: int, processes: int, folder: Path) -> Findings:
     if case.name != "embedding":
         return {}
+    meshes = {
+        "all": None,
+        "hybrid": init_device_mesh("cpu", (processes, 1), mesh_dim_names=("replicate", "shard")),
+        "each for itself": DeviceMesh("cpu", [rank], _init_backend=True),
+    }
+    return {name: odd_shards_on(mesh, rank) for name, mesh in meshes.items()}
+
+
+def odd_shards_on(mesh: DeviceMesh | None, rank: int) -> Findings:
     found: Findings = {}
 
     def wrap(model: Any) -> Any:
-        fully_shard(model.frozen)
-        return fully_shard(model, ignored_params={model.gain})
+        fully_shard(model.frozen, mesh=mesh)
+        return fully_shard(model, ignored_params={model.gain}, mesh=mesh)
 
     model: Any = wrap(Odd())
     old = model

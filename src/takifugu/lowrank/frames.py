@@ -88,8 +88,8 @@ class Sharded(Bare):
         self.wrap = wrap
         self.gathered = Gathered(model)
         self.module = self.gathered.module
-        if distributed.get_world_size() > 1:
-            self.crew = Together()
+        if distributed.get_world_size(self.gathered.group) > 1:
+            self.crew = Together(self.gathered.group)
 
     def change_(
         self,

@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
@@ -53,6 +53,19 @@ class Gathered:
         self.left_whole = {p for p in self.plain_of.values() if p in self.plain_of}
         """Parameters the user told `fully_shard` to ignore: shared with the old model."""
         self.module = _plain_tree(model, self.plain_of)
+
+    @property
+    def group(self) -> Any:
+        """The processes that hold the model together; None for all there are."""
+        meshes = [p.data.device_mesh for p in self.plain_of if isinstance(p.data, DTensor)]
+        if not meshes or meshes[0].size() == distributed.get_world_size():
+            return None
+        if meshes[0].ndim > 1:
+            raise UsageError(
+                "the model is sharded over several dimensions of some of the processes, which the switch does"
+                " not support; shard over one dimension, or over all processes"
+            )
+        return meshes[0].get_group()
 
     def optimizer(self, real: Optimizer, swaps: Sequence[Swap]) -> Optimizer:
         """A stand-in that holds the plain parameters, with the full state of those about to be replaced."""
