@@ -125,7 +125,7 @@ def main() -> None:
     )
     if options.picture:
         kept = json.loads((stage.RESULTS / "switch.json").read_text())
-        Path(options.picture).write_text(picture(kept["runs"]))
+        Path(options.picture).write_text(picture(kept["runs"]), encoding="utf-8")
         return
     import torch
 
@@ -168,7 +168,7 @@ def picture(results: dict[str, dict[str, list[dict[str, float]]]]) -> str:
     """Every way's training loss in the epoch after the switch, less reset's: mean and spread, as an SVG."""
     left, row, gap, scale = 300, 16, 14, 4000.0
     parts, y = [], 40
-    middle = left + 170
+    middle = left + 200
     for name, runs in results.items():
         for way in WAYS[1:]:
             apart = [
@@ -180,7 +180,7 @@ def picture(results: dict[str, dict[str, list[dict[str, float]]]]) -> str:
             parts.append(f'<text x="{left - 12}" y="{y + 4}" text-anchor="end">{name}: {way}</text>')
             parts.append(f'<path d="M{x - half:.1f} {y}H{x + half:.1f}" stroke="{color}" stroke-width="2"/>')
             parts.append(f'<circle cx="{x:.1f}" cy="{y}" r="4" fill="{color}"/>')
-            parts.append(f'<text x="{left + 500}" y="{y + 4}">{mean:+.4f} ± {spread:.4f}</text>')
+            parts.append(f'<text x="{left + 570}" y="{y + 4}">{mean:+.4f} ± {spread:.4f}</text>')
             y += row
         y += gap
     ticks = "".join(
@@ -189,7 +189,7 @@ def picture(results: dict[str, dict[str, list[dict[str, float]]]]) -> str:
         for v in (-0.04, -0.02, 0.0, 0.02, 0.04, 0.06)
     )
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="940" height="{y + 10}" font-family="sans-serif" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="1020" height="{y + 10}" font-family="sans-serif" '
         f'font-size="12"><rect width="100%" height="100%" fill="#fff"/>{ticks}{"".join(parts)}</svg>\n'
     )
 

@@ -41,6 +41,8 @@ class _FactorizedConv(Factorized):
     schemes = ("kxk-1x1", "1x1-kxk", "tucker2", "separable")
     # Only here is what follows the norm 1 x 1: a larger kernel's zero padding does not see the norm's shift.
     named_schemes = ("kxk-1x1" + _WITH_NORM,)
+    # A sum over many positions: what moves together at one of them does not at the next.
+    gradient_correlation = 0.0
     dimensions: int
     transposed: bool
 

@@ -53,6 +53,10 @@ class Factorized(nn.Module):
     named_schemes: ClassVar[tuple[str, ...]] = ()
     """More of them, used only where someone asks by name: they change what is learned, not only the cost."""
 
+    gradient_correlation: ClassVar[float] = 0.5
+    """How far the entries of a weight's gradient are taken to move together, from 0 to 1: how an optimizer's
+    second moments get from the weight to its factors (docs/decisions/004)."""
+
     scheme: str
     rank: dict[str, int]
     shapes: dict[str, Shape]
