@@ -139,7 +139,7 @@ def main() -> None:
     result: dict[str, Any] = {"settings": {**vars(options), "data": bool(options.data)}, "runs": {}}
     if options.only:
         kept = json.loads((stage.RESULTS / "switch.json").read_text())
-        result = {"settings": {**kept["settings"], "only": options.only}, "runs": kept["runs"]}
+        result = {"settings": kept["settings"], "runs": kept["runs"]}
         sets = {options.only: sets[options.only]}
     lines = [
         f"{options.warmup} dense epochs, then rank ratio {options.ratio}; {options.rounds} seeds; "

@@ -19,7 +19,6 @@ from typing import Any
 from benchmarks import stage
 from benchmarks.switch import fashion
 
-WAYS = ("dense", "warm-up", "scratch")
 CIFAR_IMAGES, CIFAR_BATCH = 50_000, 128
 
 
@@ -62,7 +61,8 @@ def where(name: str, module: Any) -> bool:
     return ".conv" in name and not name.startswith("1.")
 
 
-def run(way: str, data: tuple[Any, ...], seed: int, options: Any) -> dict[str, float]:
+def run(way: str, ratio: float, data: tuple[Any, ...], seed: int, options: Any) -> dict[str, float]:
+    """One training: way is dense, warm-up or scratch."""
     import torch
     import torch.nn.functional as F
 
@@ -71,13 +71,13 @@ def run(way: str, data: tuple[Any, ...], seed: int, options: Any) -> dict[str, f
     torch.manual_seed(seed)
     model = resnet(options.width)
     if way == "scratch":
-        tk.factorize_(model, rank=options.ratio, where=where)
+        tk.factorize_(model, rank=ratio, where=where)
     optimizer = torch.optim.SGD(
         model.parameters(), lr=options.lr, momentum=0.9, weight_decay=1e-4, nesterov=True
     )
     steps = options.epochs * -(-len(data[0]) // options.batch)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, options.lr, steps, pct_start=0.2)
-    warm = tk.WarmStart(rank=options.ratio, warmup=options.warmup if way == "warm-up" else 10**9, where=where)
+    warm = tk.WarmStart(rank=ratio, warmup=options.warmup if way == "warm-up" else 10**9, where=where)
     began = time.perf_counter()
     for epoch in range(options.epochs):
         model = warm(model, optimizer, epoch=epoch)
@@ -144,8 +144,8 @@ def step_seconds(rounds: int) -> float:
 
 def main() -> None:
     options = stage.arguments(
-        __doc__, rounds=3, data="", width=24, ratio=0.25, epochs=8, warmup=3, batch=64, images=12000, lr=0.1,
-        threads=1, timing=3,
+        __doc__, rounds=3, data="", width=24, ratios="0.25,0.125", epochs=8, warmup=3, batch=64,
+        images=12000, lr=0.1, threads=1, timing=3,
     )  # fmt: skip
     import torch
 
@@ -160,21 +160,24 @@ def main() -> None:
             vx.unflatten(1, (1, 28, 28)),
             vy,
         )
-        runs: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
+        ratios = [float(ratio) for ratio in options.ratios.split(",")]
+        trials = {"dense": ("dense", 1.0)}
+        trials |= {f"{way} {ratio}": (way, ratio) for ratio in ratios for way in ("warm-up", "scratch")}
+        runs: dict[str, list[dict[str, float]]] = {name: [] for name in trials}
         for seed in range(options.seed, options.seed + options.rounds):
-            for way in WAYS:
-                runs[way].append(run(way, data, seed, options))
-                print(seed, way, runs[way][-1], file=sys.stderr, flush=True)
+            for name, (way, ratio) in trials.items():
+                runs[name].append(run(way, ratio, data, seed, options))
+                print(seed, name, runs[name][-1], file=sys.stderr, flush=True)
         result["runs"] = runs
         lines.append(
             f"{options.images} images, {options.epochs} epochs, {options.rounds} seeds; accuracy in %"
         )
-        for way in WAYS:
+        for way in runs:
             values = [one["accuracy"] for one in runs[way]]
             spread = statistics.stdev(values) if len(values) > 1 else 0.0
             seconds = statistics.fmean(one["seconds"] for one in runs[way])
             lines.append(
-                f"{way:8} {statistics.fmean(values):.2f} +- {spread:.2f}  "
+                f"{way:13} {statistics.fmean(values):.2f} +- {spread:.2f}  "
                 f"{runs[way][0]['params']:,} parameters  {seconds:.0f} s"
             )
     if options.timing:
