@@ -1,4 +1,4 @@
-"""The example script runs as its first lines say, under the real launcher."""
+"""The example scripts run as their first lines say, under the real launcher."""
 
 from __future__ import annotations
 
@@ -15,15 +15,35 @@ pytestmark = pytest.mark.distributed
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def test_warm_start_under_torchrun() -> None:
-    pytest.importorskip("sklearn")
+def run(name: str, processes: int = 2) -> str:
     done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
-         str(EXAMPLES / "warm_start_ddp.py")],
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes),
+         str(EXAMPLES / name)],
         env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=200, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     assert "epoch 3: 2 layers factorized" in done.stdout
+    assert "4 projected" in done.stdout
     accuracies = [float(value) for value in re.findall(r"accuracy ([\d.]+)", done.stdout)]
     assert len(accuracies) == 8
     assert accuracies[-1] > 0.85
+    return done.stdout
+
+
+def test_warm_start_under_torchrun() -> None:
+    pytest.importorskip("sklearn")
+    run("warm_start_ddp.py")
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_warm_start_with_accelerate(processes: int) -> None:
+    pytest.importorskip("sklearn")
+    pytest.importorskip("accelerate")
+    run("warm_start_accelerate.py", processes)
+
+
+def test_warm_start_with_lightning_under_ddp() -> None:
+    pytest.importorskip("sklearn")
+    pytest.importorskip("lightning")
+    said = run("warm_start_lightning.py")
+    assert said.count("alike on all processes: True") == 8

@@ -21,17 +21,28 @@ def test_switched_together_or_not_at_all(results: Results, name: str) -> None:
         assert "exception" not in found, found["exception"]
     first, *others = results[name]
     for found in others:
-        for moment in ("failure", "at_the_switch", "three_steps_later", "error"):
+        for moment in (
+            "failure",
+            "failure_on_one",
+            "at_the_switch",
+            "three_steps_later",
+            "averages",
+            "error",
+        ):
             assert found[moment] == first[moment], f"the processes disagree: {moment}"
+    assert first["averages"][0] == first["averages"][1] != first["three_steps_later"]
     assert first["failure"].startswith(f"LayerError: the switch failed on rank {len(others)} (LayerError: ")
     assert "contains NaN" in first["failure"]
     assert "every process keeps the old model" in first["failure"]
     for found in results[name]:
         assert found["still_dense"]
+        assert "RuntimeError: out of memory" in found["failure_on_one"]
+        assert found["undone"]
         assert found["rebuilt"]
         assert found["kept"]
         assert found["projected"] == found["factors"] > 0
         assert found["moved"]
+        assert found["decayed"] == found["factors"], "Frobenius decay finds its layers behind the wrapper"
         assert 0 <= found["error"] < 1
         assert found["without_wrap"].startswith(
             "UsageError: the model is wrapped in DistributedDataParallel; give"

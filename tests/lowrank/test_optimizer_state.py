@@ -275,3 +275,18 @@ def test_the_report_counts() -> None:
     train(model, optimizer, 2)
     assert str(switch(model, optimizer)) == "optimizer state (projected): 4 kept, 4 projected"
     assert set(FIRST_MOMENTS).isdisjoint(SECOND_MOMENTS)
+
+
+def test_a_convolutions_second_moments_are_taken_for_uncorrelated() -> None:
+    model = nn.Sequential(nn.Conv2d(4, 6, 3), nn.Flatten(), nn.LazyLinear(2))
+    model(torch.randn(2, 4, 5, 5))
+    optimizer = AdamW(model.parameters())
+    model(torch.randn(8, 4, 5, 5)).square().mean().backward()
+    optimizer.step()
+    second = optimizer.state[model[0].weight]["exp_avg_sq"].reshape(6, 36)
+    tk.WarmStart(rank=2, warmup=0, where="0")(model, optimizer, epoch=0)
+    u, v = model[0].u.weight, model[0].v.weight
+    wanted_u = second @ v.detach().reshape(2, 36).square().T
+    wanted_v = u.detach().reshape(6, 2).square().T @ second
+    torch.testing.assert_close(optimizer.state[u]["exp_avg_sq"].reshape(6, 2), wanted_u)
+    torch.testing.assert_close(optimizer.state[v]["exp_avg_sq"].reshape(2, 36), wanted_v)

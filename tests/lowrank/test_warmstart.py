@@ -3,6 +3,8 @@ from __future__ import annotations
 import copy
 import io
 import math
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -92,6 +94,30 @@ def test_a_failed_switch_leaves_model_and_optimizer_as_they_were() -> None:
     assert list(model.modules()) == modules
     assert optimizer.state_dict()["param_groups"] == state["param_groups"]
     assert not warm.switched
+
+
+def test_a_switch_that_fails_late_is_undone() -> None:
+    model = net()
+    optimizer = AdamW(model.parameters())
+    epoch_of(model, optimizer, 0)
+    modules, state = list(model.modules()), copy.deepcopy(optimizer.state_dict())
+    warm = tk.WarmStart(rank=0.25, warmup=0, state="calibrated")
+    with pytest.raises(UsageError, match="needs gradients="):
+        warm(model, optimizer, epoch=0)  # the layers were in place already
+    assert list(model.modules()) == modules
+    assert optimizer.state_dict()["param_groups"] == state["param_groups"]
+    for key, entries in optimizer.state_dict()["state"].items():
+        assert all(torch.equal(value, state["state"][key][name]) for name, value in entries.items())
+    assert not warm.switched
+
+
+def test_an_epoch_announced_twice_is_observed_once() -> None:
+    model = net()
+    optimizer = AdamW(model.parameters())
+    warm = tk.WarmStart(rank="stable", warmup="auto")
+    for epoch in (0, 1, 1):
+        warm(model, optimizer, epoch=epoch)
+    assert len(warm.followed.history) == 2
 
 
 @pytest.mark.parametrize("stop_after", [1, 2, 3, 4])
@@ -219,3 +245,12 @@ def test_counting_in_one_unit() -> None:
     warm(model, optimizer, epoch=0)
     with pytest.raises(UsageError, match="called with step= after epoch="):
         warm(model, optimizer, step=1)
+
+
+def test_the_slow_parts_of_torch_are_loaded_by_who_needs_them() -> None:
+    code = (
+        "import sys, takifugu as tk, takifugu.lowrank.weight_decay; tk.WarmStart; "
+        "sys.exit(any(name in sys.modules for name in "
+        "('torch.distributed.fsdp', 'torch.distributed.tensor', 'lightning', 'transformers')))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

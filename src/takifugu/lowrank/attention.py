@@ -111,6 +111,9 @@ class FactorizedMultiheadAttention(Factorized):
     def factor_parameters(self) -> list[nn.Parameter]:
         return [p for name in _PROJECTIONS for p in self._projection(name).factor_parameters()]
 
+    def factor_pairs(self) -> list[tuple[Tensor, Tensor]]:
+        return [pair for name in _PROJECTIONS for pair in self._projection(name).factor_pairs()]
+
     def share_(self, other: Factorized) -> None:
         assert isinstance(other, FactorizedMultiheadAttention)
         for name in _PROJECTIONS:

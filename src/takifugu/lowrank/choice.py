@@ -126,7 +126,8 @@ def _schemes(candidates: Sequence[Candidate], wish: str | Mapping[str, str] | No
     schemes = {}
     for candidate in candidates:
         wanted = next((s for p, s in by_pattern.items() if fnmatch.fnmatchcase(candidate.name, p)), None)
-        known_here = (*candidate.layer.schemes, FASTEST) if len(candidate.layer.schemes) > 1 else ()
+        layer = candidate.layer
+        known_here = (*layer.schemes, *layer.named_schemes, FASTEST) if len(layer.schemes) > 1 else ()
         schemes[candidate.name] = wanted if wanted in known_here and wanted else candidate.layer.schemes[0]
     return schemes
 
@@ -148,6 +149,8 @@ def _sort_out(
         if reason is None and isinstance(candidate.module, Factorized) and not rerank:
             ranks = ", ".join(map(str, dict.fromkeys(candidate.module.rank.values())))
             reason = f"already factorized (rank {ranks}); pass rerank=True to change it"
+        if reason is None and isinstance(candidate.module, Factorized):
+            reason = candidate.module.rerank_obstacle()
         if reason is None and not force and not isinstance(candidate.module, Factorized):
             weights = candidate.layer.weights_of(candidate.module).values()
             if not any(weight.requires_grad for weight in weights):

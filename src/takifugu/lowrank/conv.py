@@ -10,6 +10,10 @@ factors become a chain of convolutions:
     separable  k x 1 from i to r, then 1 x k from r to o (two dimensions only)
 
 All stages are ordinary `nn.Conv*` children, named `v`, `core` (tucker2) and `u`; `u` has the bias.
+
+`kxk-1x1+bn` has a batch norm between the two, named `norm`. It begins as the identity in evaluation; in
+training it normalizes, so that even at full rank the layer is not the dense one any more. Made dense, its
+running statistics are folded in, and the convolution has a bias in any case.
 """
 
 from __future__ import annotations
@@ -28,15 +32,22 @@ from takifugu.lowrank.view import weight_view
 
 _PLAIN: dict[int, Any] = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 _TRANSPOSED: dict[int, Any] = {1: nn.ConvTranspose1d, 2: nn.ConvTranspose2d, 3: nn.ConvTranspose3d}
+_NORMS: dict[int, Any] = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
+_WITH_NORM = "+bn"
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 class _FactorizedConv(Factorized):
     schemes = ("kxk-1x1", "1x1-kxk", "tucker2", "separable")
+    # Only here is what follows the norm 1 x 1: a larger kernel's zero padding does not see the norm's shift.
+    named_schemes = ("kxk-1x1" + _WITH_NORM,)
+    # A sum over many positions: what moves together at one of them does not at the next.
+    gradient_correlation = 0.0
     dimensions: int
     transposed: bool
 
     v: Any
+    norm: Any
     core: Any
     u: Any
     config: dict[str, Any]
@@ -57,6 +68,7 @@ class _FactorizedConv(Factorized):
     def unfoldings(cls, module: Dense, scheme: str) -> list[Unfolding]:
         g, o, i, *k = cls._canonical_shape(module.weight.shape, module.groups)
         K = math.prod(k)
+        scheme = scheme.removesuffix(_WITH_NORM)
 
         def canonical(weights: Weights) -> Tensor:
             return cls._canonical(weights["weight"], g)
@@ -87,12 +99,15 @@ class _FactorizedConv(Factorized):
     def shell(cls, module: Dense, scheme: str, rank: Mapping[str, int]) -> Self:
         layer = cls()
         layer.describe_(scheme, rank, module)
+        layer.norm = None
         layer.config = _config(module, cls.transposed)
         vars(layer).update(layer.config)  # other people's code reads `stride`, `in_channels` and so on
         _, o, i, *_ = cls._canonical_shape(module.weight.shape, module.groups)
         stage = _Stages(module, cls.dimensions, cls.transposed)
-        if scheme == "kxk-1x1":
+        if scheme.removesuffix(_WITH_NORM) == "kxk-1x1":
             layer.v = stage.spatial(i, rank["weight"])
+            if scheme.endswith(_WITH_NORM):
+                layer.norm = _norm(module, cls.dimensions, rank["weight"])
             layer.u = stage.pointwise(rank["weight"], o)
         elif scheme == "1x1-kxk":
             layer.v = stage.pointwise(i, rank["weight"])
@@ -110,19 +125,45 @@ class _FactorizedConv(Factorized):
     @classmethod
     def factor_params(cls, module: Dense, scheme: str, rank: Mapping[str, int]) -> int:
         if scheme != "tucker2":
-            return super().factor_params(module, scheme, rank)
+            factors = super().factor_params(module, scheme, rank)
+            return factors + (2 * module.groups * rank["weight"] if scheme.endswith(_WITH_NORM) else 0)
         g, o, i, *k = cls._canonical_shape(module.weight.shape, module.groups)
         r_out, r_in = rank["out"], rank["in"]
         return g * (i * r_in + r_in * r_out * math.prod(k) + r_out * o)
 
     @property
     def stages(self) -> list[Any]:
+        """The convolutions."""
         return [self.v, self.core, self.u] if self.scheme == "tucker2" else [self.v, self.u]
+
+    @property
+    def chain(self) -> list[Any]:
+        """What the input goes through."""
+        return self.stages if self.norm is None else [self.v, self.norm, self.u]
 
     def factor_parameters(self) -> list[nn.Parameter]:
         return [stage.weight for stage in self.stages]
 
+    def factor_pairs(self) -> list[tuple[Tensor, Tensor]]:
+        assert self.scheme != "tucker2", "it has three factors"
+        g = self.config["groups"]
+        v, u = (_get(stage, g) for stage in self.stages)  # (g, r, i, ...) and (g, o, r, ...)
+        if self.norm is not None:
+            v = v * self._gain().reshape(g, -1, *[1] * (v.dim() - 2)).to(v.dtype)
+        return [(u.movedim(2, -1).reshape(g, -1, u.shape[2]), v.flatten(2))]
+
+    def squared_norm(self) -> Tensor:
+        if self.scheme != "tucker2":
+            return super().squared_norm()
+        v, core, u = (_get(stage, self.config["groups"]).flatten(3) for stage in self.stages)
+        u, v = u[..., 0], v[..., 0]  # (g, o, r), (g, s, i); the core is (g, r, s, k)
+        return torch.einsum("grsk,grq,gst,gqtk->", core, u.mT @ u, v @ v.mT, core)
+
     def share_(self, other: Factorized) -> None:
+        if self.norm is not None:
+            raise LayerError(
+                "convolutions that share their weight cannot have batch norms between the factors"
+            )
         for stage, weight in zip(self.stages, other.factor_parameters(), strict=True):
             stage.weight = weight
 
@@ -132,7 +173,7 @@ class _FactorizedConv(Factorized):
         B = torch.stack([block.B for block in factors["weight"]])
         r = self.rank["weight"]
         one = [1] * self.dimensions
-        if self.scheme == "kxk-1x1":
+        if self.scheme.removesuffix(_WITH_NORM) == "kxk-1x1":
             v, u = B.reshape(g, r, i, *k), A.reshape(g, o, r, *one)
         elif self.scheme == "1x1-kxk":
             v, u = B.reshape(g, r, i, *one), A.reshape(g, o, *k, r).movedim(-1, 2)
@@ -193,8 +234,10 @@ class _FactorizedConv(Factorized):
         wide = torch.float64 if precise and self.u.weight.device.type != "mps" else dtype
         wide = torch.float32 if wide in (torch.float16, torch.bfloat16) else wide
         parts = [_get(stage, g).to(wide) for stage in self.stages]
-        if self.scheme == "kxk-1x1":
+        if self.scheme.removesuffix(_WITH_NORM) == "kxk-1x1":
             v, u = parts[0].flatten(3), parts[1].flatten(3)[..., 0]
+            if self.norm is not None:
+                v = v * self._gain().to(wide).reshape(g, -1, 1, 1)
             W = torch.einsum("gor,grik->goik", u, v)
         elif self.scheme == "1x1-kxk":
             v, u = parts[0].flatten(3)[..., 0], parts[1].flatten(3)
@@ -210,6 +253,32 @@ class _FactorizedConv(Factorized):
             W = W.transpose(1, 2)
         W = W.reshape(self.shapes["weight"])
         return {"weight": W if precise else W.to(dtype)}
+
+    # ---- the norm between the factors -----------------------------------------------------------------
+
+    def _gain(self) -> Tensor:
+        """By how much the norm multiplies each channel in evaluation."""
+        gain: Tensor = self.norm.weight / (self.norm.running_var + self.norm.eps).sqrt()
+        return gain
+
+    @torch.no_grad()
+    def to_dense(self, device: torch.device | str | None = None) -> nn.Module:
+        dense: Any = super().to_dense(device)
+        if self.norm is not None and dense.weight.device.type != "meta":
+            shift = (self.norm.bias - self.norm.running_mean * self._gain()).double()
+            g = self.config["groups"]
+            u = _get(self.u, g).flatten(3)[..., 0].double()
+            folded = torch.einsum("gor,gr->go", u, shift.reshape(g, -1)).reshape(-1)
+            if self.u.bias is not None:
+                folded = folded + self.u.bias.double()
+            dense.bias = nn.Parameter(folded.to(dense.weight), requires_grad=dense.weight.requires_grad)
+        module: nn.Module = dense
+        return module
+
+    def rerank_obstacle(self) -> str | None:
+        if self.norm is None:
+            return None
+        return "the batch norm between its factors belongs to their rank; make it dense first"
 
     @property
     def weight(self) -> Tensor:
@@ -239,7 +308,7 @@ class _PlainConv(_FactorizedConv):
     transposed = False
 
     def forward(self, input: Tensor) -> Tensor:
-        for stage in self.stages:
+        for stage in self.chain:
             input = stage(input)
         return input
 
@@ -253,7 +322,7 @@ class _TransposedConv(_FactorizedConv):
                 "a separable transposed convolution does not take output_size; "
                 "set output_padding, or use another scheme for this layer"
             )
-        for stage in self.stages:
+        for stage in self.chain:
             spatial = output_size is not None and isinstance(stage, tuple(_TRANSPOSED.values()))
             input = stage(input, output_size) if spatial else stage(input)
         return input
@@ -319,6 +388,14 @@ class _Stages:
         if _is_channels_last(self.dense.weight):
             _to_channels_last_(stage)
         return stage
+
+
+def _norm(dense: Dense, dimensions: int, rank: int) -> Any:
+    """A batch norm that does nothing yet, in evaluation."""
+    weight = dense.weight
+    norm = _NORMS[dimensions](dense.groups * rank, device=weight.device, dtype=weight.dtype)
+    nn.init.constant_(norm.weight, math.sqrt(1 + norm.eps))
+    return norm.requires_grad_(weight.requires_grad)
 
 
 def _config(module: Dense, transposed: bool) -> dict[str, Any]:

@@ -58,6 +58,9 @@ class FactorizedEmbedding(Factorized):
     def factor_parameters(self) -> list[nn.Parameter]:
         return [self.u.weight, self.v]
 
+    def factor_pairs(self) -> list[tuple[Tensor, Tensor]]:
+        return [(self.u.weight[None], self.v[None])]
+
     def share_(self, other: Factorized) -> None:
         self.u.weight, self.v = other.factor_parameters()
 

@@ -53,6 +53,12 @@ class Factorized(nn.Module):
     kind: ClassVar[str]
     schemes: ClassVar[tuple[str, ...]] = ("uv",)
     """The first is the default (the paper's)."""
+    named_schemes: ClassVar[tuple[str, ...]] = ()
+    """More of them, used only where someone asks by name: they change what is learned, not only the cost."""
+
+    gradient_correlation: ClassVar[float] = 0.5
+    """How far the entries of a weight's gradient are taken to move together, from 0 to 1: how an optimizer's
+    second moments get from the weight to its factors (docs/decisions/004)."""
 
     scheme: str
     rank: dict[str, int]
@@ -113,6 +119,18 @@ class Factorized(nn.Module):
         In the factors' dtype; with `precise`, formed and returned in float64 (use `product`).
         """
         raise NotImplementedError
+
+    def factor_pairs(self) -> list[tuple[Tensor, Tensor]]:
+        """The factors as stacks of matrices (count, m, r) and (count, r, n); differentiable views."""
+        raise NotImplementedError
+
+    def squared_norm(self) -> Tensor:
+        """`||U V||_F^2` over all matrices, as `<U^T U, V V^T>`: nothing larger than the factors is formed."""
+        return torch.stack([((U.mT @ U) * (V @ V.mT)).sum() for U, V in self.factor_pairs()]).sum()
+
+    def rerank_obstacle(self) -> str | None:
+        """Why this layer cannot go to another rank, in a few words; None if it can."""
+        return None
 
     # ---- the same for all --------------------------------------------------------------------------
 

@@ -40,7 +40,9 @@ KINDS: dict[str, type[Factorized]] = {layer.kind: layer for layer in _ALL}
 OPT_IN = frozenset({FactorizedEmbedding.kind})
 """Kinds that `where=None` leaves alone."""
 
-SCHEMES: tuple[str, ...] = tuple(dict.fromkeys(scheme for layer in _ALL for scheme in layer.schemes))
+SCHEMES: tuple[str, ...] = tuple(
+    dict.fromkeys(scheme for layer in _ALL for scheme in (*layer.schemes, *layer.named_schemes))
+)
 
 
 def kind_of(module: nn.Module) -> type[Factorized] | None:

@@ -78,6 +78,9 @@ class FactorizedLinear(Factorized):
     def factor_parameters(self) -> list[nn.Parameter]:
         return [self.u.weight, self.v.weight]
 
+    def factor_pairs(self) -> list[tuple[Tensor, Tensor]]:
+        return [(self.u.weight[None], self.v.weight[None])]
+
     def share_(self, other: Factorized) -> None:
         self.u.weight, self.v.weight = other.factor_parameters()
 

@@ -9,7 +9,8 @@ correlated, which nobody has recorded. If they are not, the product goes through
 If they are as correlated as can be, it goes through with absolute values, applied to the roots, and the
 result squared (by Minkowski's inequality never too small). Taken for uncorrelated, second moments come
 out much too small and Adam's first steps too large, a worse start than none; taken for correlated,
-training is slow where it still has far to go. We take the geometric mean of the two.
+training is slow where it still has far to go. We take the geometric mean of the two, and for convolutions,
+whose gradients are sums over many positions, the first alone.
 docs/decisions/004 has the measurements.
 """
 
@@ -65,6 +66,12 @@ fresh: they start anew, all else is kept. reset: everything starts anew, as in t
 def check_way(way: str) -> None:
     if way not in WAYS:
         raise UsageError(f"unknown way {way!r} to treat optimizer state; one of {', '.join(WAYS)}")
+
+
+def innermost(optimizer: Optimizer) -> Optimizer:
+    """The optimizer itself, out of a wrapper such as Accelerate's."""
+    inner = getattr(optimizer, "optimizer", None)
+    return innermost(inner) if isinstance(inner, Optimizer) else optimizer
 
 
 def carry_(
@@ -156,6 +163,9 @@ def _replaced(swaps: Sequence[Swap]) -> dict[nn.Parameter, list[tuple[nn.Paramet
             for name, old in dense.items():
                 mine = [new for new in coming if sources.get(new) == name]
                 found.setdefault(old, []).extend((new, _pull(swap.new, name, new)) for new in mine)
+            # What is no factor (a norm between them) joins the first weight's group, and starts anew.
+            beside = [new for new in coming if new not in sources]
+            found[next(iter(dense.values()))] += [(new, None) for new in beside]
         elif going:
             # Re-ranked or dense again: the old factors' moments do not determine the new ones'.
             found.setdefault(going[0], []).extend((new, None) for new in coming)
@@ -193,9 +203,11 @@ def _pull(layer: Factorized, name: str, factor: nn.Parameter) -> Pull:
             elif key in FIRST_MOMENTS and isinstance(value, Tensor):
                 made[key] = through(value)
             elif key in SECOND_MOMENTS:
-                uncorrelated = through(value, torch.square)
-                correlated = through(value.sqrt(), torch.abs).square()
-                made[key] = (uncorrelated * correlated).sqrt()
+                made[key] = through(value, torch.square)
+                share = layer.gradient_correlation
+                if share > 0:
+                    correlated = through(value.sqrt(), torch.abs).square()
+                    made[key] = made[key].pow(1 - share) * correlated.pow(share)
             else:
                 made[key] = value.clone() if isinstance(value, Tensor) else value
         return _above_the_mean(made)

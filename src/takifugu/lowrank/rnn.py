@@ -149,6 +149,14 @@ class _FactorizedRecurrent(Factorized):
     def factor_parameters(self) -> list[nn.Parameter]:
         return [factor for name in self.shapes for factor in self._pair(name)]
 
+    def factor_pairs(self) -> list[tuple[Tensor, Tensor]]:
+        found = []
+        for name in self.shapes:
+            u, v = self._pair(name)
+            count = self._count(name)
+            found.append((u.reshape(count, -1, u.shape[-1]), v.reshape(count, -1, v.shape[-1])))
+        return found
+
     def _pair(self, name: str) -> tuple[nn.Parameter, nn.Parameter]:
         return getattr(self, f"{name}_u"), getattr(self, f"{name}_v")
 

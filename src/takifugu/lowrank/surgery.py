@@ -221,13 +221,17 @@ def _check_fits(spec: LayerSpec, candidate: Candidate) -> None:
         found = layer_of(old)
         kind = found.kind if found is not None else type(old).__name__
         raise StructureError(f"{where} is a {kind} in this model and a {spec.kind} in the structure")
-    if spec.scheme not in layer.schemes:
+    known = (*layer.schemes, *layer.named_schemes)
+    if spec.scheme not in known:
         raise StructureError(
-            f"{where}: unknown scheme {spec.scheme!r} for a {spec.kind}; one of {', '.join(layer.schemes)}"
+            f"{where}: unknown scheme {spec.scheme!r} for a {spec.kind}; one of {', '.join(known)}"
         )
     reason = refusal(candidate, spec.scheme)
     if reason is not None:
         raise LayerError(f"{where} cannot be factorized: {reason}")
+    reason = old.rerank_obstacle() if isinstance(old, Factorized) else None
+    if reason is not None:
+        raise LayerError(f"{where} cannot change its rank: {reason}")
     dense = candidate.dense
     shapes = {name: tuple(weight.shape) for name, weight in layer.weights_of(dense).items()}
     if shapes != dict(spec.shapes):

@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import distributed, nn
 
-from takifugu.errors import LayerError, TakifuguError
+from takifugu.errors import LayerError
 from takifugu.lowrank.decompose import Decomposer
 from takifugu.lowrank.factorized import Factorized
 from takifugu.lowrank.surgery import Swap, fill_
 from takifugu.structure import Structure
+
+T = TypeVar("T")
 
 
 class Alone:
@@ -29,6 +31,10 @@ class Alone:
 
     def fill_(self, swaps: Sequence[Swap], decompose: Decomposer) -> dict[str, float]:
         return fill_(swaps, decompose)
+
+    def all_or_none(self, action: Callable[[], T]) -> T:
+        """Does it, if it can be done everywhere; an error on any process is everyone's."""
+        return action()
 
 
 class Together(Alone):
@@ -41,9 +47,7 @@ class Together(Alone):
 
     def agreed(self, make: Callable[[], Structure]) -> Structure:
         """Rank 0's structure; an error on any rank is everyone's."""
-        made, failure = _attempt(make)
-        self._raise_together(failure)
-        assert made is not None
+        made = self.all_or_none(make)
         texts: list[Any] = [made.to_json()]
         distributed.broadcast_object_list(texts, self._source(0), group=self.group)
         return Structure.from_json(texts[0])
@@ -51,8 +55,7 @@ class Together(Alone):
     def fill_(self, swaps: Sequence[Swap], decompose: Decomposer) -> dict[str, float]:
         owners = shares([swap.cost for swap in swaps], self.size)
         mine = [swap for swap, owner in zip(swaps, owners, strict=True) if owner == self.rank]
-        errors, failure = _attempt(lambda: fill_(mine, decompose))
-        self._raise_together(failure)
+        errors = self.all_or_none(lambda: fill_(mine, decompose))
         for swap, owner in zip(swaps, owners, strict=True):
             if swap.unfilled is not None:
                 assert isinstance(swap.new, Factorized)
@@ -62,7 +65,7 @@ class Together(Alone):
                     distributed.broadcast(whole, self._source(owner), group=self.group)
                     parameter.data.copy_(whole)
         gathered: list[Any] = [None] * self.size
-        told = (errors or {}, _digest([swap.new for swap in swaps]))
+        told = (errors, _digest([swap.new for swap in swaps]))
         distributed.all_gather_object(gathered, told, group=self.group)
         if len({digest for _, digest in gathered}) > 1:
             raise LayerError(
@@ -71,7 +74,13 @@ class Together(Alone):
             )
         return {name: error for part, _ in gathered for name, error in part.items()}
 
-    def _raise_together(self, failure: Exception | None) -> None:
+    def all_or_none(self, action: Callable[[], T]) -> T:
+        done: list[T] = []
+        failure: Exception | None = None
+        try:
+            done.append(action())
+        except Exception as error:  # whatever it is, the others must hear of it
+            failure = error
         messages: list[Any] = [None] * self.size
         told = None if failure is None else f"{type(failure).__name__}: {failure}"
         distributed.all_gather_object(messages, told, group=self.group)
@@ -81,6 +90,7 @@ class Together(Alone):
             raise LayerError(
                 f"the switch failed on rank {rank} ({message}); every process keeps the old model"
             ) from failure
+        return done[0]
 
     def _source(self, rank: int) -> int:
         return rank if self.group is None else distributed.get_global_rank(self.group, rank)
@@ -94,13 +104,6 @@ def shares(costs: Sequence[int], processes: int) -> list[int]:
         owners[index] = min(range(processes), key=lambda p: (load[p], p))
         load[owners[index]] += costs[index]
     return owners
-
-
-def _attempt(action: Callable[[], Any]) -> tuple[Any, Exception | None]:
-    try:
-        return action(), None
-    except (TakifuguError, RuntimeError, MemoryError) as error:  # out of memory is a RuntimeError
-        return None, error
 
 
 def _digest(modules: Sequence[nn.Module]) -> str:

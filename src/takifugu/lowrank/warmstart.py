@@ -11,23 +11,24 @@ mended in place, and a distributed wrapper is built anew through `wrap`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch import distributed, nn
-from torch.nn.parallel import DistributedDataParallel
+from torch import nn
 from torch.optim import Optimizer
 
 from takifugu.errors import UsageError
+from takifugu.lowrank.averages import Average, Remembered
 from takifugu.lowrank.candidates import Where
 from takifugu.lowrank.choice import structure_from, survey
-from takifugu.lowrank.optimizer_state import Gradients, StateReport, carry_, check_way
+from takifugu.lowrank.frames import Bare, CommunicationHook, Wrap, frame_of, plain_view
+from takifugu.lowrank.optimizer_state import Gradients, StateReport, check_way, innermost
 from takifugu.lowrank.ranks import StableRank, rule_for
 from takifugu.lowrank.report import FactorReport, factor_report
+from takifugu.lowrank.rewarm import Rewarm
 from takifugu.lowrank.stability import StableRanks
-from takifugu.lowrank.surgery import build_swaps, commit_, decomposer
-from takifugu.lowrank.together import Alone, Together
+from takifugu.lowrank.surgery import build_swaps, decomposer
 from takifugu.structure import Structure
 
 AUTO = "auto"
@@ -61,7 +62,11 @@ class WarmStart:
             `[(5, 0.5), (10, 0.25), (30, None)]`; None is back to dense.
         where, scheme, svd, force, example_input, only_if_faster: as for `factorize_`.
         state: what becomes of the optimizer's state, see `takifugu.lowrank.optimizer_state`.
-        wrap: builds the distributed wrapper anew, such as `DistributedDataParallel`.
+        wrap: builds the distributed wrapper anew from the plain model, such as `DistributedDataParallel` or
+            `fully_shard`. A sharded model comes back as a new object: use what the call returns.
+        hook: a communication hook, attached again to every new DistributedDataParallel.
+        rewarm: optimizer steps over which the learning rate comes back after each switch (a second warm-up,
+            as large batches need), or a `Rewarm` that also says from which share of it.
     """
 
     def __init__(
@@ -72,7 +77,9 @@ class WarmStart:
         *,
         stages: Sequence[tuple[int, Any]] | None = None,
         state: str = "auto",
-        wrap: Callable[[nn.Module], nn.Module] | None = None,
+        wrap: Wrap | None = None,
+        hook: CommunicationHook | None = None,
+        rewarm: int | Rewarm = 0,
         svd: str = "exact",
         settled: float = 0.02,
         **options: Any,
@@ -80,12 +87,15 @@ class WarmStart:
         check_way(state)
         decomposer(svd)
         self.stages = _checked_stages(stages if stages is not None else [(warmup, rank)])
-        self.where, self.state, self.wrap, self.svd = where, state, wrap, svd
+        self.where, self.state, self.svd = where, state, svd
+        self.wrap, self.hook = wrap, hook
+        self.rewarm = rewarm if isinstance(rewarm, Rewarm) else Rewarm(rewarm)
         self.options = options
         self.followed = StableRanks(settled) if self._follows else None
         self.done = 0
         self.reports: list[SwitchReport] = []
         self._unit: str | None = None
+        self._seen: int | None = None
 
     @property
     def switched(self) -> bool:
@@ -105,58 +115,69 @@ class WarmStart:
         epoch: int | None = None,
         step: int | None = None,
         gradients: Gradients | None = None,
+        ema: nn.Module | Sequence[nn.Module] = (),
     ) -> nn.Module:
-        """Switches if a stage is due; returns the model to go on with."""
+        """Switches if a stage is due; returns the model to go on with.
+
+        Args:
+            gradients: for `state="calibrated"`: runs a forward and a backward pass on a batch.
+            ema: averages of the model (`torch.optim.swa_utils.AveragedModel`, or plain copies), which get the
+                same structure, in place, with factors that can be averaged with the model's.
+        """
         now = self._now(epoch, step)
-        inner = model.module if isinstance(model, DistributedDataParallel) else model
-        if self.followed is not None and not self.switched:
-            self.followed.observe(inner, self.where)
+        optimizer = innermost(optimizer)
+        self.rewarm.follow_(optimizer)
+        if self.followed is not None and not self.switched and now != self._seen:
+            self.followed.observe(plain_view(model), self.where)
+        self._seen = now  # a trainer that resumes within an epoch announces it a second time
         due = [s for s in range(self.done, len(self.stages)) if self._is_due(self.stages[s][0], now)]
         if not due:
             return model
-        wrapped = inner is not model
-        if wrapped and self.wrap is None:
-            raise UsageError(
-                "the model is wrapped in DistributedDataParallel; give WarmStart wrap=, which wraps "
-                "it again, such as wrap=DistributedDataParallel"
-            )
-        crew = Together() if wrapped and distributed.get_world_size() > 1 else Alone()
-        self._switch_(inner, optimizer, due[-1], now, crew, gradients)
-        if not wrapped:
-            return inner
-        assert self.wrap is not None
-        return self.wrap(inner)
+        frame = frame_of(model, self.wrap, self.hook)
+        averages = [Average(copy, self.wrap) for copy in ([ema] if isinstance(ema, nn.Module) else ema)]
+        return self._switch_(frame, optimizer, due[-1], now, gradients, averages)
 
     def _switch_(
         self,
-        model: nn.Module,
+        frame: Bare,
         optimizer: Optimizer,
         stage: int,
         now: int,
-        crew: Alone,
         gradients: Gradients | None,
-    ) -> None:
+        averages: Sequence[Average],
+    ) -> nn.Module:
         rank = self.stages[stage][1]
         report: FactorReport | None = None
+        module = frame.module
 
         def chosen() -> Structure:
             nonlocal report
             if rank is None:
                 return Structure()
-            verdicts = survey(model, self._rule(rank), self.where, rerank=True, **self.options)
-            structure = structure_from(model, verdicts)
-            report = factor_report(model, verdicts, structure, self._example)
+            verdicts = survey(module, self._rule(rank), self.where, rerank=True, **self.options)
+            structure = structure_from(module, verdicts)
+            report = factor_report(module, verdicts, structure, self._example)
             return structure
 
-        structure = crew.agreed(chosen)
-        swaps = build_swaps(model, structure)
-        errors = crew.fill_(swaps, decomposer(self.svd))
-        commit_(model, swaps)
-        kept = carry_(model, optimizer, swaps, self.state, gradients)
-        if report is not None:
-            report = report.completed(model, errors, self._example)
+        structure = frame.crew.agreed(chosen)
+        swaps = frame.crew.all_or_none(lambda: build_swaps(module, structure))
+        decompose = Remembered(decomposer(self.svd))
+        errors = frame.crew.fill_(swaps, decompose)
+        for average in averages:
+            average.prepare_(structure, decompose.aligned(), frame.crew)
+
+        def complete() -> None:
+            nonlocal report
+            if report is not None:
+                report = report.completed(module, errors, self._example)
+
+        rebuilt, kept = frame.change_(optimizer, swaps, self.state, gradients, look=complete)
+        for average in averages:
+            average.change_()
+        self.rewarm.begin_()
         self.done = stage + 1
         self.reports.append(SwitchReport(now, self._unit or "epoch", report, kept, structure))
+        return rebuilt
 
     # ---- when ---------------------------------------------------------------------------------------
 
@@ -200,7 +221,9 @@ class WarmStart:
         return {
             "done": self.done,
             "unit": self._unit,
+            "seen": self._seen,
             "followed": None if self.followed is None else self.followed.state_dict(),
+            "rewarm": self.rewarm.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -208,7 +231,8 @@ class WarmStart:
             raise UsageError(
                 f"the state has {state['done']} stages behind, this WarmStart has {len(self.stages)}"
             )
-        self.done, self._unit = int(state["done"]), state["unit"]
+        self.done, self._unit, self._seen = int(state["done"]), state["unit"], state.get("seen")
+        self.rewarm.load_state_dict(state.get("rewarm", {}))
         if self.followed is not None and state["followed"] is not None:
             self.followed.load_state_dict(state["followed"])
 

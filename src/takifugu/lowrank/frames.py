@@ -1,0 +1,175 @@
+"""What a model stands in while it trains (nothing, DDP, FSDP2), and how it changes there: all of it or none.
+
+`frame_of` finds the frame. `module` is the plain model whose layers are looked at and decomposed; `change_`
+puts the new layers in place, mends the optimizer, and returns the model to go on with. If anything fails on
+the way, model and optimizer are as they were.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from torch import distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from takifugu.errors import UsageError
+from takifugu.lowrank.optimizer_state import Gradients, StateReport, carry_
+from takifugu.lowrank.surgery import Swap, commit_
+from takifugu.lowrank.together import Alone, Together
+
+Wrap = Callable[[nn.Module], nn.Module]
+"""Takes the plain model, returns it wrapped: `DistributedDataParallel`, `fully_shard`, or the user's own."""
+
+
+class CommunicationHook(Protocol):
+    """Whatever must be attached again when a wrapper has been built anew."""
+
+    def attach_(self, model: Any) -> None:
+        """Registers itself on the new wrapper. State that belongs to the old gradients must not survive."""
+
+
+class Bare:
+    """A model in no wrapper."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = self.module = model
+        self.crew = Alone()
+
+    def change_(
+        self,
+        optimizer: Optimizer,
+        swaps: Sequence[Swap],
+        way: str,
+        gradients: Gradients | None = None,
+        look: Callable[[], object] = lambda: None,
+    ) -> tuple[nn.Module, StateReport]:
+        """The model to go on with, and what became of the state. `look` is called on the changed layers."""
+        undo = _Undo(self.module, optimizer, swaps)
+        try:
+            commit_(self.module, swaps)
+            self.crew.all_or_none(look)
+            kept = self.crew.all_or_none(lambda: carry_(self.module, optimizer, swaps, way, gradients))
+            return self.crew.all_or_none(self._rebuilt), kept
+        except BaseException:
+            undo()
+            raise
+
+    def _rebuilt(self) -> nn.Module:
+        return self.module
+
+
+class Replicated(Bare):
+    """In DistributedDataParallel, which knows the parameters it was built with: it is built anew."""
+
+    def __init__(self, model: DistributedDataParallel, wrap: Wrap, hook: CommunicationHook | None) -> None:
+        super().__init__(model)
+        self.module = model.module
+        self.wrap, self.hook = wrap, hook
+        if distributed.get_world_size(model.process_group) > 1:
+            self.crew = Together(model.process_group)
+
+    def _rebuilt(self) -> nn.Module:
+        rebuilt = self.wrap(self.module)
+        if self.hook is not None:
+            self.hook.attach_(rebuilt)
+        return rebuilt
+
+
+class Sharded(Bare):
+    """In `fully_shard`: a plain copy is changed and sharded anew; see `takifugu.lowrank.sharded`."""
+
+    def __init__(self, model: nn.Module, wrap: Wrap) -> None:
+        from takifugu.lowrank.sharded import Gathered
+
+        super().__init__(model)
+        self.wrap = wrap
+        self.gathered = Gathered(model)
+        self.module = self.gathered.module
+        if distributed.get_world_size(self.gathered.group) > 1:
+            self.crew = Together(self.gathered.group)
+
+    def change_(
+        self,
+        optimizer: Optimizer,
+        swaps: Sequence[Swap],
+        way: str,
+        gradients: Gradients | None = None,
+        look: Callable[[], object] = lambda: None,
+    ) -> tuple[nn.Module, StateReport]:
+        from takifugu.lowrank.sharded import resharded_state
+
+        if way == "calibrated":
+            raise UsageError("state='calibrated' is not supported for a model sharded by fully_shard")
+        stand_in = self.gathered.optimizer(optimizer, swaps)
+        commit_(self.module, swaps)
+        self.crew.all_or_none(look)
+        kept = self.crew.all_or_none(lambda: carry_(self.module, stand_in, swaps, way))
+        names = dict(self.module.named_parameters())
+        rebuilt = self.crew.all_or_none(lambda: self.wrap(self.module))
+        new_of = self.crew.all_or_none(lambda: self.gathered.check(names, rebuilt))
+        groups, state = self.crew.all_or_none(lambda: resharded_state(stand_in, new_of))
+        for group, parameters in zip(optimizer.param_groups, groups, strict=True):
+            group["params"] = parameters
+        optimizer.state.clear()
+        optimizer.state.update(state)
+        return rebuilt, kept
+
+
+def plain_view(model: nn.Module) -> nn.Module:
+    """The model as layers to look at; gathered from all processes if it is sharded."""
+    if isinstance(model, DistributedDataParallel):
+        inner: nn.Module = model.module
+        return inner
+    if is_sharded(model):
+        from takifugu.lowrank.sharded import gathered
+
+        return gathered(model)
+    return model
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Whether `fully_shard` has been at the model; not if nobody has imported it (it is slow to load)."""
+    fsdp: Any = sys.modules.get("torch.distributed.fsdp")
+    return fsdp is not None and any(isinstance(module, fsdp.FSDPModule) for module in model.modules())
+
+
+def frame_of(model: nn.Module, wrap: Wrap | None, hook: CommunicationHook | None = None) -> Bare:
+    if isinstance(model, DistributedDataParallel):
+        if wrap is None:
+            raise UsageError(
+                "the model is wrapped in DistributedDataParallel; give WarmStart wrap=, which wraps "
+                "it again, such as wrap=DistributedDataParallel"
+            )
+        return Replicated(model, wrap, hook)
+    if hook is not None:
+        raise UsageError(
+            "hook= is attached to DistributedDataParallel, but the model is not wrapped in it; "
+            "leave hook= out, or wrap the model"
+        )
+    if is_sharded(model):
+        if wrap is None:
+            raise UsageError(
+                "the model is sharded by fully_shard; give WarmStart wrap=, which takes the plain model "
+                "and shards it as you did, such as wrap=fully_shard"
+            )
+        return Sharded(model, wrap)
+    return Bare(model)
+
+
+class _Undo:
+    """Puts a model and its optimizer back to where they were before the layers were changed."""
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer, swaps: Sequence[Swap]) -> None:
+        self.model, self.optimizer, self.swaps = model, optimizer, swaps
+        self.groups = [list(group["params"]) for group in optimizer.param_groups]
+        self.state = dict(optimizer.state)
+
+    def __call__(self) -> None:
+        commit_(self.model, [Swap(swap.name, swap.new, swap.old) for swap in self.swaps])
+        for group, parameters in zip(self.optimizer.param_groups, self.groups, strict=True):
+            group["params"] = parameters
+        self.optimizer.state.clear()
+        self.optimizer.state.update(self.state)
