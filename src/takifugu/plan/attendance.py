@@ -14,8 +14,8 @@ from takifugu.plan.problem import at_most
 
 Mask = NDArray[np.bool_]
 
-_THRESHOLDS = 32
-"""Round-time thresholds per family: there are many families here, one for each crowd."""
+_ORDERS = 250
+"""Orders per family: there are many families here, one for each crowd."""
 
 
 @dataclass
@@ -49,5 +49,5 @@ class Attendance:
     def family(self, version: int, mask: Mask) -> Family | None:
         key = (version, mask.tobytes())
         if key not in self._known:
-            self._known[key] = prefixes(self.fleet, version, self.multipliers, mask, _THRESHOLDS)
+            self._known[key] = prefixes(self.fleet, version, self.multipliers, mask, _ORDERS)
         return self._known[key]

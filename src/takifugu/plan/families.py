@@ -19,7 +19,7 @@ from takifugu.plan.relaxation import effective_weights
 
 THRESHOLDS = 96
 CUTS = 400
-_ORDERS = 1600
+ORDERS = 1600
 """Most thresholds, most prefixes per order and most orders that are looked at."""
 
 
@@ -46,7 +46,7 @@ def prefixes(
     version: int,
     multipliers: Floats,
     present: NDArray[np.bool_] | None = None,
-    thresholds: int = THRESHOLDS,
+    most_orders: int = ORDERS,
 ) -> Family | None:
     """The family of a version, from the nodes that can join (and are `present`)."""
     costs = fleet.by_version[version]
@@ -57,7 +57,7 @@ def prefixes(
     levels = fleet.levels[who].astype(float)
     level_s = costs.fixed_s[who, None] + costs.sample_s[who, None] * levels
     distinct = np.unique(level_s)
-    most = max(min(thresholds, _ORDERS // len(multipliers)), 8)
+    most = max(min(THRESHOLDS, most_orders // len(multipliers)), 8)
     picks = np.unique(np.linspace(0, len(distinct) - 1, min(most, len(distinct))).round().astype(int))
     weights = effective_weights(fleet, multipliers)[:, who]
     columns: list[list[Floats]] = [[], [], [], [], []]

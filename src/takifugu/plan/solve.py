@@ -33,7 +33,7 @@ from takifugu.plan.prices import around as prices_around
 from takifugu.plan.prices import search as search_prices
 from takifugu.plan.problem import Problem
 from takifugu.plan.reach import Reach, Reached, fastest
-from takifugu.plan.rollout import Guideposts, Trail
+from takifugu.plan.rollout import Guideposts
 from takifugu.plan.search import OutOfTime, Search
 from takifugu.plan.sweep import Sweep
 from takifugu.plan.values import Terrain
@@ -210,12 +210,9 @@ class Solver:
         return best_dual(coarse, self.land)
 
     @cached_property
-    def terrain(self) -> Terrain:
-        return Terrain(self.problem, self.offers, 300, self.check)
-
-    @cached_property
-    def priced(self) -> Priced:
-        return prices_around(self.terrain, self.prices)
+    def attendance(self) -> Attendance | None:
+        """Who is there when; nothing if everybody always is."""
+        return None if self.fleet.always_available else Attendance(self.fleet, self.multipliers)
 
     @cached_property
     def families(self) -> list[families.Family | None]:
@@ -282,12 +279,21 @@ class Solver:
                 return
             if self._exact(3_000_000 if self.tolerance == 0.0 else 30_000 if self.thorough else 4_000):
                 return
-        if self.terrain.sound:
-            self._follow()
-            for cells in (400, 1000):
-                self._certify(cells)
-                if self._good() or (self.plan is not None and not self.thorough):
-                    return
+        for cells, fine in ((300, 400), (700, 1000)):
+            terrain = Terrain(self.problem, self.offers, cells, self.check)
+            if not terrain.sound:
+                break
+            priced = prices_around(terrain, self.prices)
+            self._follow(priced)
+            if self.plan is not None and not self.thorough:
+                self._certify(terrain, priced, fine // 2)
+                return
+            self._certify(terrain, priced, fine)
+            if self._good():
+                return
+            self._polish()
+            if self._good():
+                return
         self._raise_bound(self.dual.bound_j, "continuous bound")
         self.check()
         self._sweeps(self.family_options(12), ((300, 8, 0.002), (300, 8, 0.02)))
@@ -307,32 +313,28 @@ class Solver:
         if self.plan is None and self.complete:
             self._exact(3_000_000)
 
-    def _follow(self) -> None:
-        """The best plan along the values, the deadline and the round cap held back more and more."""
+    def _follow(self, priced: Priced) -> None:
+        """Plans along the values, the deadline and the round cap held back more and more."""
         problem = self.problem
-        attendance = None if self.fleet.always_available else Attendance(self.fleet, self.multipliers)
-        posts = Guideposts(problem, self.families, self.priced.values, attendance, self.check)
+        posts = Guideposts(problem, self.families, priced.values, self.attendance, self.check)
         span = problem.time_limit - problem.start_time_s
         rounds = np.inf if problem.max_rounds is None else float(problem.max_rounds)
-        best: Trail | None = None
         for caution in CAUTION:
             self.check()
             trail = posts.follow(problem.start_time_s + span * (1 - caution), rounds * (1 - caution))
-            if trail is not None and (best is None or trail.energy_j < best.energy_j):
-                best = trail
-        if best is not None:
-            self._offer(best.decisions, "values")
+            if trail is not None and (self.plan is None or trail.energy_j < self.plan.energy_j):
+                self._offer(trail.decisions, "values")
 
-    def _certify(self, cells: int) -> None:
+    def _certify(self, terrain: Terrain, priced: Priced, cells: int) -> None:
         """The whole-round bound at the best prices, the finer the more rounds there are."""
-        priced, problem = self.priced, self.problem
+        problem = self.problem
         prices = priced.values.prices[priced.best]
         limits = prices.per_second * (problem.time_limit - problem.start_time_s)
         limits += prices.per_round * (problem.max_rounds or 0)
         known = priced.energy_j if self.plan is None else self.plan.energy_j
         rounds = 50 if self.plan is None else len(self.plan.rounds)
         fine = [max(cells, min(5 * rounds, 3 * cells))] * len(problem.versions)
-        found = certify(self.terrain, priced.values, priced.best, 1.3 * (known + limits), fine)
+        found = certify(terrain, priced.values, priced.best, 1.3 * (known + limits), fine)
         self._raise_bound(float(found.from_start(problem)[0]), "whole-round bound")
 
     def _good(self) -> bool:
