@@ -7,7 +7,7 @@ energy and share of all of them at once, so the work is near-linear in nodes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,10 +35,17 @@ class Family:
     orders: list[tuple[Ints, Ints]]
     """Nodes in order, and the samples each of them uses."""
 
+    _known: dict[int, dict[int, int]] = field(default_factory=dict, repr=False, compare=False)
+
     def used(self, row: int) -> dict[int, int]:
-        nodes, amounts = self.orders[int(self.order[row])]
-        count = int(self.cut[row])
-        return {int(i): int(n) for i, n in zip(nodes[:count], amounts[:count], strict=True)}
+        """The set of a row; rounds with the same set share it."""
+        found = self._known.get(row)
+        if found is None:
+            nodes, amounts = self.orders[int(self.order[row])]
+            count = int(self.cut[row])
+            found = dict(zip(nodes[:count].tolist(), amounts[:count].tolist(), strict=True))
+            self._known[row] = found
+        return found
 
 
 def prefixes(

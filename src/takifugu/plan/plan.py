@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from takifugu.errors import ProblemError
-from takifugu.plan.fleet import Fleet, Used, earliest_start
-from takifugu.plan.problem import Problem
+from takifugu.plan.fleet import Fleet, RoundCost, Used, earliest_start
+from takifugu.plan.problem import Problem, Window
 
 FORMAT = "takifugu.plan/1"
 
@@ -60,9 +60,15 @@ def replay(problem: Problem, decisions: Sequence[Decision], fleet: Fleet | None 
     switches = {(s.source, s.target): s for s in problem.switches}
     version, loss, clock, energy = problem.start_version, problem.start_loss, problem.start_time_s, 0.0
     rounds: list[Round] = []
+    known: dict[tuple[int, int], tuple[RoundCost, tuple[Window, ...] | None, dict[str, int]]] = {}
     for decision in decisions:
         wanted = problem.versions[decision.version]
-        cost = fleet.round_cost(decision.version, decision.used)
+        key = (decision.version, id(decision.used))
+        if key not in known:  # most rounds repeat a set
+            who = {problem.nodes[i].name: int(n) for i, n in sorted(decision.used.items())}
+            cost = fleet.round_cost(decision.version, decision.used)
+            known[key] = (cost, fleet.common_windows(decision.used), who)
+        cost, windows, who = known[key]
         time_s, energy_j, ready = cost.time_s, cost.energy_j, clock
         if wanted.name != version:
             switch = switches.get((version, wanted.name))
@@ -72,14 +78,13 @@ def replay(problem: Problem, decisions: Sequence[Decision], fleet: Fleet | None 
             time_s += switch.time_s
             energy_j += switch.energy_j
             loss += switch.loss_jump
-        start = earliest_start(fleet.common_windows(decision.used), ready, cost.time_s)
+        start = earliest_start(windows, ready, cost.time_s)
         if start is None:
             return None
         loss = float(wanted.curve.step(np.float64(loss), np.float64(cost.share)))  # type: ignore[arg-type]
         clock = start + cost.time_s
         energy += energy_j
         version = wanted.name
-        who = {problem.nodes[i].name: int(n) for i, n in sorted(decision.used.items())}
         rounds.append(Round(version, who, start, time_s, energy_j, loss))
     return Plan(tuple(rounds), energy, clock, loss, tuple(decisions))
 

@@ -40,6 +40,6 @@ def polish(problem: Problem, fleet: Fleet, plan: Plan, check: Callable[[], None]
             if tried is not None and tried.energy_j < best.energy_j and meets_limits(problem, tried):
                 best, decision = tried, decisions[number]
                 break
-        if tries >= _MOST_TRIES // max(1, len(plan.decisions) // 50):
+        if tries >= _MOST_TRIES // max(1, len(plan.decisions) * len(problem.nodes) // 5000):
             break
     return best if best is not plan else None

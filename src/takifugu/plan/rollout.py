@@ -68,9 +68,12 @@ class _Round:
 class Trail:
     """A plan before it is replayed."""
 
-    decisions: tuple[Decision, ...]
+    rounds: tuple[_Round, ...]
     energy_j: float
     time_s: float
+
+    def decisions(self) -> tuple[Decision, ...]:
+        return tuple(Decision(r.version, r.family.used(r.row)) for r in self.rounds)
 
 
 @dataclass
@@ -101,7 +104,7 @@ class Guideposts:
         problem = self.problem
         version, loss = problem.version_index[problem.start_version], problem.start_loss
         energy, clock = 0.0, problem.start_time_s
-        steps: list[Decision] = []
+        steps: list[_Round] = []
         while loss > problem.loss_limit:
             if len(steps) >= min(problem.max_rounds or _MOST_ROUNDS, _MOST_ROUNDS):
                 return None
@@ -115,7 +118,7 @@ class Guideposts:
                 return None
             energy += best.energy_j
             version, loss, clock = best.version, best.loss, best.end_s
-            steps.append(Decision(version, best.family.used(best.row)))
+            steps.append(best)
         return Trail(tuple(steps), energy, clock)
 
     def _price(self, version: int, loss: float, seconds: float, rounds: float) -> int:

@@ -33,7 +33,7 @@ from takifugu.plan.prices import around as prices_around
 from takifugu.plan.prices import search as search_prices
 from takifugu.plan.problem import Problem
 from takifugu.plan.reach import Reach, Reached, fastest
-from takifugu.plan.rollout import Guideposts
+from takifugu.plan.rollout import Guideposts, Trail
 from takifugu.plan.search import OutOfTime, Search
 from takifugu.plan.sweep import Sweep
 from takifugu.plan.values import Terrain
@@ -319,11 +319,16 @@ class Solver:
         posts = Guideposts(problem, self.families, priced.values, self.attendance, self.check)
         span = problem.time_limit - problem.start_time_s
         rounds = np.inf if problem.max_rounds is None else float(problem.max_rounds)
-        for caution in CAUTION:
-            self.check()
-            trail = posts.follow(problem.start_time_s + span * (1 - caution), rounds * (1 - caution))
-            if trail is not None and (self.plan is None or trail.energy_j < self.plan.energy_j):
-                self._offer(trail.decisions, "values")
+        best: Trail | None = None
+        try:
+            for caution in CAUTION:
+                self.check()
+                trail = posts.follow(problem.start_time_s + span * (1 - caution), rounds * (1 - caution))
+                if trail is not None and (best is None or trail.energy_j < best.energy_j):
+                    best = trail
+        finally:
+            if best is not None:
+                self._offer(best.decisions(), "values")
 
     def _certify(self, terrain: Terrain, priced: Priced, cells: int) -> None:
         """The whole-round bound at the best prices, the finer the more rounds there are."""
