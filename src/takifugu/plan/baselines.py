@@ -10,13 +10,13 @@ Whoever runs a baseline for real wants to know what it does even where it is bou
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 
 from takifugu.plan import families
-from takifugu.plan.fleet import Fleet, Used
+from takifugu.plan.fleet import Fleet, RoundCost, Used
 from takifugu.plan.plan import Decision, Plan, meets_limits, replay
 from takifugu.plan.problem import Problem
 
@@ -30,14 +30,25 @@ class Bench:
     problem: Problem
     fleet: Fleet
     best_effort: bool = False
+    _known: dict[tuple[int, int], tuple[Used, RoundCost]] = field(default_factory=dict, repr=False)
+    _all: dict[int, dict[int, int]] = field(default_factory=dict, repr=False)
+
+    def cost(self, version: int, used: Used) -> RoundCost:
+        """Of one round; the same team is rated once."""
+        key = (version, id(used))
+        if key not in self._known:
+            self._known[key] = (used, self.fleet.round_cost(version, used))
+        return self._known[key][1]
 
     @cached_property
     def rounds(self) -> int:
         return min(self.problem.max_rounds or _MOST_ROUNDS, _MOST_ROUNDS)
 
     def everyone(self, version: int) -> dict[int, int]:
-        who = np.flatnonzero(self.fleet.by_version[version].can_join)
-        return {int(i): int(self.fleet.samples[i]) for i in who}
+        if version not in self._all:
+            who = np.flatnonzero(self.fleet.by_version[version].can_join)
+            self._all[version] = dict(zip(who.tolist(), self.fleet.samples[who].tolist(), strict=True))
+        return self._all[version]
 
     def teams(self, version: int, most: int = 24) -> list[dict[int, int]]:
         """Fixed teams to choose from: everyone, and good prefixes of the fleet."""
@@ -55,7 +66,7 @@ class Bench:
     def until_done(self, choose: Callable[[int, float], Decision | None]) -> Plan | None:
         """Rounds as `choose(round, loss)` says until the target is met; nothing if a limit is broken."""
         problem = self.problem
-        state = _Walk(problem, self.fleet)
+        state = _Walk(self)
         for number in range(self.rounds):
             decision = choose(number, state.loss)
             if decision is None or not decision.used or not state.do(decision):
@@ -93,8 +104,9 @@ class Bench:
 class _Walk:
     """Loss and a lower estimate of the clock along decisions; the final replay is the judge."""
 
-    def __init__(self, problem: Problem, fleet: Fleet) -> None:
-        self.problem, self.fleet = problem, fleet
+    def __init__(self, bench: Bench) -> None:
+        problem = bench.problem
+        self.problem, self.cost = problem, bench.cost
         self.version, self.loss = problem.version_index[problem.start_version], problem.start_loss
         self.clock, self.stuck = problem.start_time_s, False
         self.decisions: list[Decision] = []
@@ -111,7 +123,7 @@ class _Walk:
             self.loss += switch.loss_jump
             self.clock += switch.time_s
             self.version = decision.version
-        cost = self.fleet.round_cost(decision.version, decision.used)
+        cost = self.cost(decision.version, decision.used)
         self.clock += cost.time_s
         curve = self.problem.versions[decision.version].curve
         self.loss = float(curve.step(np.float64(self.loss), np.float64(cost.share)))  # type: ignore[arg-type]
@@ -179,7 +191,8 @@ def nodes_first(bench: Bench) -> Plan | None:
     def fitting(version: int) -> dict[int, int]:
         return {i: n for i, n in team.items() if fits[version].can_join[i]}
 
-    return bench.best(_fixed(bench, v, fitting(v)) for v in range(len(bench.problem.versions)) if fitting(v))
+    teams = {v: fitting(v) for v in range(len(bench.problem.versions))}
+    return bench.best(_fixed(bench, v, found) for v, found in teams.items() if found)
 
 
 def versions_first(bench: Bench) -> Plan | None:

@@ -41,6 +41,7 @@ from takifugu.plan.values import Terrain
 OPTIMAL_GAP = 1e-9
 CAUTION = (0.0, 0.0003, 0.0006, 0.001, 0.002, 0.003, 0.005, 0.008, 0.012, 0.02, 0.04, 0.08)
 """Parts of the deadline and of the round cap that plans hold back when they choose their prices."""
+LARGE_FLEET = 2000
 SMALL_ROWS = 20_000
 """Most rows (node sets, all versions) for which the exact search is tried first."""
 
@@ -294,6 +295,8 @@ class Solver:
             self._polish()
             if self._good():
                 return
+        if self.plan is not None and len(self.problem.nodes) > LARGE_FLEET:
+            return  # what follows is slow on such fleets, and rarely better
         self._raise_bound(self.dual.bound_j, "continuous bound")
         self.check()
         self._sweeps(self.family_options(12), ((300, 8, 0.002), (300, 8, 0.02)))
