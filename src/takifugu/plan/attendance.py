@@ -51,3 +51,16 @@ class Attendance:
         if key not in self._known:
             self._known[key] = prefixes(self.fleet, version, self.multipliers, mask, _ORDERS)
         return self._known[key]
+
+    def crowds(self, version: int, most: int = 14) -> list[Family]:
+        """Families of those who are there at some moments: the start, and when somebody comes or goes."""
+        problem = self.fleet.problem
+        moments = np.concatenate(
+            [self._openings, np.nextafter(self._closes[np.isfinite(self._closes)], np.inf)]
+        )
+        moments = np.unique(moments[(moments > problem.start_time_s) & (moments < problem.time_limit)])
+        if len(moments) > most:
+            moments = moments[np.linspace(0, len(moments) - 1, most).round().astype(int)]
+        masks = [self.present(float(t), float(t)) for t in (problem.start_time_s, *moments)]
+        found = [self.family(version, mask) for mask in masks if mask.any()]
+        return [f for f in found if f is not None]

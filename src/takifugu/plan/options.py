@@ -118,3 +118,19 @@ def prune(
         index = np.array(rows, dtype=np.int64)
         kept.append(index[undominated(time_s[index], energy_j[index], -share[index])])
     return np.sort(np.concatenate(kept)) if kept else np.zeros(0, dtype=np.int64)
+
+
+def joined(parts: Sequence[Options]) -> Options:
+    """Several lists as one, without rows that another beats at all times."""
+    time_s, energy_j, share = (
+        np.concatenate([getattr(o, name) for o in parts]) for name in ("time_s", "energy_j", "share")
+    )
+    windows = [w for o in parts for w in o.windows]
+    rows = prune(time_s, energy_j, share, windows)
+    source = np.concatenate([np.full(len(o), k) for k, o in enumerate(parts)])[rows]
+    place = np.concatenate([np.arange(len(o)) for o in parts])[rows]
+
+    def used(row: int) -> dict[int, int]:
+        return parts[int(source[row])].used(int(place[row]))
+
+    return Options(time_s[rows], energy_j[rows], share[rows], tuple(windows[int(r)] for r in rows), used)

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.optimize import linprog
 
 from takifugu.plan.curves import Floats
@@ -193,10 +194,16 @@ def exact_offers(options: Options) -> Offers:
     return Offers(options.time_s, options.share, energy, energy, exact=True)
 
 
-def relaxed_offers(fleet: Fleet, version: int, multipliers: Floats, shares: Floats) -> Offers | None:
+def relaxed_offers(
+    fleet: Fleet,
+    version: int,
+    multipliers: Floats,
+    shares: Floats,
+    present: NDArray[np.bool_] | None = None,
+) -> Offers | None:
     """Fractional knapsacks for a ladder of round-time thresholds. Nothing, if no node can join."""
     costs = fleet.by_version[version]
-    who = np.flatnonzero(costs.can_join)
+    who = np.flatnonzero(costs.can_join if present is None else costs.can_join & present)
     if not len(who):
         return None
     fixed_s, sample_s = costs.fixed_s[who, None], costs.sample_s[who, None]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -24,10 +24,10 @@ from takifugu.plan.bounds import Dual, Guide, best_dual
 from takifugu.plan.certificate import certify
 from takifugu.plan.curves import Floats
 from takifugu.plan.fleet import Fleet
-from takifugu.plan.options import Options, enumerable, enumerate_options
+from takifugu.plan.options import Options, enumerable, enumerate_options, joined
 from takifugu.plan.plan import FORMAT, Decision, Plan, meets_limits, replay
 from takifugu.plan.polish import polish
-from takifugu.plan.potentials import Landscape, Prices
+from takifugu.plan.potentials import Landscape, Potential, Prices
 from takifugu.plan.prices import Priced
 from takifugu.plan.prices import around as prices_around
 from takifugu.plan.prices import search as search_prices
@@ -220,19 +220,24 @@ class Solver:
         return [families.prefixes(self.fleet, v, self.multipliers) for v in self.versions]
 
     def family_options(self, bins: int) -> list[Options | None]:
-        """A thinned family: the more bins, the more node sets."""
-        prices = self.dual.prices
-        unit = self.dual.bound_j / max(self.problem.deadline_s, 1e-9)
+        """A thinned family: the more bins, the more node sets. With windows, also of those who are there at
+        some moments."""
+        prices = self.prices
+        unit = max(self.bound_j, 1e-12) / max(self.problem.deadline_s, 1e-9)
         times = (
             [f * prices.per_second for f in (0.7, 1.0, 1.4, 8.0)] if prices.per_second else [0.0, unit * 5]
         )
         options: list[Options | None] = []
-        for family in self.families:
-            if family is None:
-                options.append(None)
-                continue
-            rows = families.thin(family, times, prices.per_round, bins)
-            options.append(families.family_options(self.fleet, family, rows))
+        for version, family in enumerate(self.families):
+            found = [] if family is None else [family]
+            if self.attendance is not None and family is not None:
+                found += self.attendance.crowds(version)
+            parts = []
+            for one in found:
+                self.check()
+                rows = families.thin(one, times, prices.per_round, bins)
+                parts.append(families.family_options(self.fleet, one, rows))
+            options.append(joined(parts) if parts else None)
         return options
 
     def quick_options(self) -> list[Options | None]:
@@ -286,17 +291,21 @@ class Solver:
                 break
             priced = prices_around(terrain, self.prices)
             self._follow(priced)
+            if self.plan is None:
+                self._simple()
             if self.plan is not None and not self.thorough:
                 self._certify(terrain, priced, fine // 2)
                 return
             self._certify(terrain, priced, fine)
             if self._good():
                 return
-            self._polish()
+            if self.plan is not None and len(self.problem.nodes) > LARGE_FLEET:
+                continue  # sweeps are slow on such fleets, and rarely better
+            self._sweeps(self.family_options(10), ((300, 8, 0.003), (600, 24, 0.003)), terrain, priced)
             if self._good():
                 return
         if self.plan is not None and len(self.problem.nodes) > LARGE_FLEET:
-            return  # what follows is slow on such fleets, and rarely better
+            return
         self._raise_bound(self.dual.bound_j, "continuous bound")
         self.check()
         self._sweeps(self.family_options(12), ((300, 8, 0.002), (300, 8, 0.02)))
@@ -374,9 +383,23 @@ class Solver:
         where = (np.array([problem.start_loss]), np.array([problem.start_time_s]))
         return bool(guide.hopeless(start, *where, 0)[0])
 
-    def _sweeps(self, options: list[Options | None], rungs: tuple[tuple[int, int, float], ...]) -> None:
-        guide, prices = self.dual.guide, self.dual.prices
-        progress = next(p for p in guide.potentials if p.prices == prices)
+    def _sweeps(
+        self,
+        options: list[Options | None],
+        rungs: tuple[tuple[int, int, float], ...],
+        terrain: Terrain | None = None,
+        priced: Priced | None = None,
+    ) -> None:
+        """Sweeps along values where there are some, else along the continuous bounds."""
+        if terrain is not None and priced is not None:
+            rows = [
+                Potential(p, terrain.grid, np.stack([v[k] for v in priced.values.value]))
+                for k, p in enumerate(priced.values.prices)
+            ]
+            guide, progress = replace(self.limits, potentials=tuple(rows)), rows[priced.best]
+        else:
+            guide = self.dual.guide
+            progress = next(p for p in guide.potentials if p.prices == self.dual.prices)
         for buckets, width, caution in rungs:
             known = np.inf if self.plan is None else self.plan.energy_j
             sweep = Sweep(self.problem, options, guide, progress, buckets, width, caution=caution)
