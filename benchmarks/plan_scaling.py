@@ -2,7 +2,7 @@
 
     python -m benchmarks.plan_scaling [--largest 10000]
 
-Writes benchmarks/results/plan_scaling.json.
+Writes benchmarks/results/plan_scaling.json and docs/results/planner-scaling.svg.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from takifugu.plan.search import Search
 from takifugu.plan.solve import Solver, solve
 
 RESULTS = Path(__file__).parent / "results"
+DOCS = Path(__file__).parent.parent / "docs" / "results"
 
 
 @dataclass(frozen=True)
@@ -153,6 +154,51 @@ def main() -> None:
         print(row, flush=True)
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / "plan_scaling.json").write_text(json.dumps(report, indent=1) + "\n")
+    nodes = [(float(r["nodes"]), float(r["seconds"])) for r in report["nodes"]]  # type: ignore[attr-defined]
+    tolerance: dict[float, list[float]] = {}
+    for r in report["tolerance"]:  # type: ignore[attr-defined]
+        tolerance.setdefault(1.0 / float(r["tolerance"]), []).append(float(r["seconds"]))
+    means = [(x, float(np.mean(ys))) for x, ys in sorted(tolerance.items())]
+    panels = [("nodes", nodes), ("1 / tolerance", means)]
+    (DOCS / "planner-scaling.svg").write_text(picture(panels))
+
+
+def picture(panels: list[tuple[str, list[tuple[float, float]]]]) -> str:
+    """Seconds against something, both axes logarithmic, with a line of slope 1 beside it."""
+    width, height, margin = 360, 260, 48
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width * len(panels)} {height}" '
+        'font-family="sans-serif" font-size="11"><rect width="100%" height="100%" fill="white"/>'
+    ]
+    for k, (title, points) in enumerate(panels):
+        logs = np.log10(np.array(points))
+        low, high = np.floor(logs.min(axis=0)), np.ceil(logs.max(axis=0))
+        high = np.maximum(high, low + 1)
+
+        def place(p: Floats, low: Floats = low, high: Floats = high, k: int = k) -> tuple[float, float]:
+            x, y = (p - low) / (high - low)
+            return k * width + margin + x * (width - 2 * margin), height - margin - y * (height - 2 * margin)
+
+        for axis in (0, 1):
+            for tick in np.arange(low[axis], high[axis] + 1):
+                at = np.array([tick, low[1]] if axis == 0 else [low[0], tick])
+                x, y = place(at)
+                end = place(np.array([tick, high[1]] if axis == 0 else [high[0], tick]))
+                label = f"{10.0**tick:g}"
+                where = f'x="{x:.0f}" y="{y + 14:.0f}" text-anchor="middle"' if axis == 0 else (
+                    f'x="{x - 6:.0f}" y="{y + 4:.0f}" text-anchor="end"'
+                )  # fmt: skip
+                parts.append(f'<path d="M{x:.1f} {y:.1f}L{end[0]:.1f} {end[1]:.1f}" stroke="#ddd"/>')
+                parts.append(f"<text {where}>{label}</text>")
+        line = " ".join(f"{x:.1f},{y:.1f}" for x, y in map(place, logs))
+        slope = [logs[-1] - (logs[-1][0] - logs[0][0]), logs[-1]]
+        guide = " ".join(f"{x:.1f},{y:.1f}" for x, y in map(place, slope))
+        parts.append(f'<polyline points="{guide}" fill="none" stroke="#999" stroke-dasharray="4 3"/>')
+        parts.append(f'<polyline points="{line}" fill="none" stroke="#1560a8" stroke-width="2"/>')
+        middle = k * width + width / 2
+        parts.append(f'<text x="{middle}" y="{height - 10}" text-anchor="middle">{title}</text>')
+        parts.append(f'<text x="{middle}" y="20" text-anchor="middle">seconds (dashed: linear)</text>')
+    return "".join(parts) + "</svg>\n"
 
 
 if __name__ == "__main__":

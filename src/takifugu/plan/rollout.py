@@ -154,12 +154,9 @@ class Guideposts:
         if self.families[version] is None:
             return None
         if self.attendance is None:
-            known = self._menus.get((version, price))
-            if known is None:
-                family = self.families[version]
-                assert family is not None
-                known = self._menus[version, price] = menu(family, self.values.prices[price])
-            return self._pick(known, version, loss, ready_s, price, here, fee)
+            family = self.families[version]
+            assert family is not None
+            return self._pick(self._menu(family, price), version, loss, ready_s, price, here, fee)
         now = self._open_round(version, loss, ready_s, price, here, fee)
         later_s = self.attendance.next_opening(ready_s)
         if later_s > self.problem.time_limit:
@@ -167,6 +164,13 @@ class Guideposts:
         wait = self.values.prices[price].per_second * (later_s - ready_s)
         later = self._open_round(version, loss, later_s, price, here, fee + wait)
         return min((r for r in (now, later) if r is not None), key=lambda r: r.ratio, default=None)
+
+    def _menu(self, family: Family, price: int) -> Menu:
+        """Families live as long as their fleet's attendance does, so their identity will do."""
+        key = (id(family), price)
+        if key not in self._menus:
+            self._menus[key] = menu(family, self.values.prices[price])
+        return self._menus[key]
 
     def _open_round(
         self, version: int, loss: float, start_s: float, price: int, here: float, fee: float
@@ -179,9 +183,7 @@ class Guideposts:
             family = self.attendance.family(version, mask) if mask.any() else None
             if family is None:
                 return None
-            found = self._pick(
-                menu(family, self.values.prices[price]), version, loss, start_s, price, here, fee
-            )
+            found = self._pick(self._menu(family, price), version, loss, start_s, price, here, fee)
             if found is None:
                 return None
             leaving = ~self.attendance.present(start_s, found.end_s)
