@@ -3,7 +3,7 @@
     python -m benchmarks.plan_quality [--count 100] [--time-limit 30] [--first 0]
 
 Writes benchmarks/results/plan_quality_30s.json (or whatever the limit is): one row per problem, and the
-figures of docs/results/planner.md; and plan_best_known.json, the lowest energy any run found for each problem.
+figures of docs/results/planner.md; and plan_best_known.json, the lowest energy any run found for each.
 """
 
 from __future__ import annotations
