@@ -115,7 +115,7 @@ def _fine_grid(terrain: Terrain, curve: SmoothCurve, rough: Floats, close: Charg
 def _before(curve: SmoothCurve, after: Floats, share: Floats, top: float) -> Floats:
     """The losses from which one round of this share leads to `after`; `top` where that is higher."""
     low, high = after, np.full_like(after, top)
-    for _ in range(50):
+    for _ in range(40):
         middle = 0.5 * (low + high)
         reached = curve.step(middle, share) <= after
         low, high = np.where(reached, middle, low), np.where(reached, high, middle)

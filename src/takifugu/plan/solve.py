@@ -41,6 +41,8 @@ from takifugu.plan.values import Terrain
 OPTIMAL_GAP = 1e-9
 CAUTION = (0.0, 0.0003, 0.0006, 0.001, 0.002, 0.003, 0.005, 0.008, 0.012, 0.02, 0.04, 0.08)
 """Parts of the deadline and of the round cap that plans hold back when they choose their prices."""
+ENOUGH = 1.001
+"""A plan this close to the estimate of the least energy is not improved by more caution."""
 LARGE_FLEET = 2000
 SMALL_ROWS = 20_000
 """Most rows (node sets, all versions) for which the exact search is tried first."""
@@ -275,10 +277,9 @@ class Solver:
 
     def _ladder(self) -> None:
         self.check()
-        if self._hopeless():
-            self.infeasible = True
-            return
         if self.complete and sum(len(o) for o in self.all_options if o is not None) <= SMALL_ROWS:
+            if self._hopeless():
+                return
             self._raise_bound(self.dual.bound_j, "continuous bound")
             self._sweeps(self.all_options, ((200, 6, 0.003),))
             if self._good() or (self.plan is not None and not self.thorough):
@@ -292,6 +293,8 @@ class Solver:
             priced = prices_around(terrain, self.prices)
             self._follow(priced)
             if self.plan is None:
+                if self._hopeless():
+                    return
                 self._simple()
             if self.plan is not None and not self.thorough:
                 self._certify(terrain, priced, fine // 2)
@@ -305,6 +308,8 @@ class Solver:
             if self._good():
                 return
         if self.plan is not None and len(self.problem.nodes) > LARGE_FLEET:
+            return
+        if self.plan is None and self._hopeless():
             return
         self._raise_bound(self.dual.bound_j, "continuous bound")
         self.check()
@@ -338,6 +343,8 @@ class Solver:
                 trail = posts.follow(problem.start_time_s + span * (1 - caution), rounds * (1 - caution))
                 if trail is not None and (best is None or trail.energy_j < best.energy_j):
                     best = trail
+                if best is not None and best.energy_j <= priced.energy_j * ENOUGH:
+                    break
         finally:
             if best is not None:
                 self._offer(best.decisions(), "values")
@@ -350,7 +357,7 @@ class Solver:
         limits += prices.per_round * (problem.max_rounds or 0)
         known = priced.energy_j if self.plan is None else self.plan.energy_j
         rounds = 50 if self.plan is None else len(self.plan.rounds)
-        fine = [max(cells, min(5 * rounds, 3 * cells))] * len(problem.versions)
+        fine = [max(cells, min(4 * rounds, 3 * cells))] * len(problem.versions)
         found = certify(terrain, priced.values, priced.best, 1.3 * (known + limits), fine)
         self._raise_bound(float(found.from_start(problem)[0]), "whole-round bound")
 
@@ -377,11 +384,11 @@ class Solver:
     def _hopeless(self) -> bool:
         """Proofs that need no search: even the relaxed fleet comes too late, or needs too many rounds."""
         problem, guide = self.problem, self.limits
-        if problem.start_time_s > problem.time_limit:
-            return True
         start = problem.version_index[problem.start_version]
         where = (np.array([problem.start_loss]), np.array([problem.start_time_s]))
-        return bool(guide.hopeless(start, *where, 0)[0])
+        late = problem.start_time_s > problem.time_limit
+        self.infeasible = late or bool(guide.hopeless(start, *where, 0)[0])
+        return self.infeasible
 
     def _sweeps(
         self,
