@@ -240,7 +240,12 @@ def _sources(source: Run | PlanFile) -> Html:
     values["nodes"] = _origins(source.problem.nodes)
     if isinstance(source, Run):
         header = source.header
-        for key, name in (("engine", "engine"), ("seed", "seed"), ("averaging", "averaging")):
+        for key, name in (
+            ("engine", "engine"),
+            ("seed", "seed"),
+            ("averaging", "averaging"),
+            ("weights", "weights"),
+        ):
             if key in header:
                 values[name] = tables.said(header[key])
         for name, origin in _world(header.get("world")).items():

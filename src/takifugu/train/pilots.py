@@ -27,7 +27,7 @@ from takifugu.lowrank.checkpoint import load, save
 from takifugu.lowrank.surgery import apply_
 from takifugu.measure.fitting import Observation
 from takifugu.structure import Structure
-from takifugu.train.cooperative import cooperative_round
+from takifugu.train.cooperative import check_weights, cooperative_round, out_of
 from takifugu.train.evaluation import evaluate
 from takifugu.train.ladder import DENSE, Rung
 from takifugu.train.round import RoundSpec, Samples
@@ -105,8 +105,10 @@ class Pilots:
     warmup: int = 3
     amounts: Sequence[float] = (1.0, 0.5, 0.25)
     how: str = "factors"
+    weights: str = "fleet"
 
     def __post_init__(self) -> None:
+        check_weights(self.weights)
         if self.rounds < 1 or self.warmup < 1:
             raise UsageError(f"pilots of {self.rounds} rounds after {self.warmup} of warm-up; both need one")
         if not self.amounts or not all(0 < amount <= 1 for amount in self.amounts):
@@ -136,7 +138,7 @@ class Pilots:
             "versions": [(rung.name, rung.structure.id) for rung in self.rungs],
             "subsets": [asdict(subset) for subset in self.subsets()],
             "spec": [self.spec.batch_size, dict(self.spec.optimizer), self.spec.passes],
-            "pilots": [self.seed, self.rounds, self.warmup, self.how],
+            "pilots": [self.seed, self.rounds, self.warmup, self.how, self.weights],
         }
         digest.update(json.dumps(about, sort_keys=True).encode())
         for samples in (*(self.shares[name] for name in sorted(self.shares)), self.validation):
@@ -205,7 +207,13 @@ class Pilots:
         for index in range(len(done) + 1, rounds + 1):
             # The round's number in the fleet's life: branches see the same batches, and can be compared.
             outcome = cooperative_round(
-                model, members, self.spec, self.seed, self.how, round_index=rounds_before + index
+                model,
+                members,
+                self.spec,
+                self.seed,
+                self.how,
+                round_index=rounds_before + index,
+                out_of=out_of(self.weights, self.shares),
             )
             score = evaluate(model, self.validation, self.spec.loss)
             one = PilotRound(

@@ -127,6 +127,7 @@ class Profile:
             warmup,
             amounts,
             how,
+            workload.weights,
         )
         pilots.refuse_too_short()
         start = draft.data.get("start", {})
