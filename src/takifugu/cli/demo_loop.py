@@ -85,7 +85,7 @@ def _loop(seed: int, folder: Path, effort: Effort, quick: bool) -> Done:
     draft = _start(folder, seed, quick)
     with stages() as show:
         with show.stage("profile", "short real trainings, on all devices and on some of them", 1.0) as stage:
-            problem = _profile(draft, folder, effort, stage)
+            problem, pilots = _profile(draft, folder, effort, stage)
         with show.stage("plan", "the least energy, with a proof of how near it is") as stage:
             result = solve(problem, tolerance=0.01, progress=lambda text: stage.at(0, text))
             if result.stats.get("interrupted"):
@@ -100,7 +100,7 @@ def _loop(seed: int, folder: Path, effort: Effort, quick: bool) -> Done:
             results = _run(problem, chosen, folder, seed + RUN_SEED, stage)
         with show.stage("report", "one page"):
             page = _page(folder)
-    done = Done(problem, result, chosen, results, page, folder)
+    done = Done(problem, pilots, result, chosen, results, page)
     _write(folder / "demo.json", done.summary())
     return done
 
@@ -129,7 +129,7 @@ def _start(folder: Path, seed: int, quick: bool) -> Path:
     return draft
 
 
-def _profile(draft: Path, folder: Path, effort: Effort, stage: Any) -> Problem:
+def _profile(draft: Path, folder: Path, effort: Effort, stage: Any) -> tuple[Problem, dict[str, float]]:
     """The pilots, the curves, and the problem file, in which nothing depends on this machine's speed."""
     from takifugu.plan.problem import Problem
     from takifugu.train.pilots import PilotRound
@@ -148,7 +148,8 @@ def _profile(draft: Path, folder: Path, effort: Effort, stage: Any) -> Problem:
     switches = tuple(replace(switch, time_s=SWITCH_S) for switch in found.result.switches)
     found = replace(found, result=replace(found.result, switches=switches))
     found.write(folder / "problem.toml", SERVER_W)
-    return Problem.load(folder / "problem.toml")
+    work = {"rounds": len(found.result.rounds), "passes": found.pilot_passes}
+    return Problem.load(folder / "problem.toml"), work
 
 
 def _run(
@@ -217,17 +218,19 @@ def _page(folder: Path) -> Path:
 @dataclass(frozen=True)
 class Done:
     problem: Problem
+    pilots: Mapping[str, float]
+    """Their rounds, and their work in passes over the whole fleet's data."""
     plan: Result
     policies: Sequence[Policy]
     results: Mapping[str, Mapping[str, Any]]
     page: Path
-    folder: Path
 
     def summary(self) -> dict[str, Any]:
         best = self._best_baseline()
         return {
             "format": "takifugu.demo/1",
             "target": {"loss": self.problem.target_loss, "deadline_s": self.problem.deadline_s},
+            "pilots": dict(self.pilots),
             "plan": {
                 "energy_j": self.plan.energy_j,
                 "lower_bound_j": self.plan.lower_bound_j,
@@ -252,10 +255,14 @@ class Done:
             f"WANTED   loss {problem.target_loss:g} within {problem.deadline_s:g} s, for the least energy; "
             f"{len(problem.nodes)} devices own {images:,} real digits"
         )
+        yield (
+            f"PROFILE  {len(problem.versions)} versions of the network in {self.pilots['rounds']} "
+            f"short rounds, as much work as {self.pilots['passes']:.0f} passes over all data"
+        )
         yield ""
         gap, bound = 100 * (self.plan.gap or 0.0), self.plan.lower_bound_j or 0.0
         yield (
-            f"PLANNED  {plan.energy_j:,.1f} J in {plan.time_s:.1f} s; proven: by the fitted curves no plan "
+            f"PLAN     {plan.energy_j:,.1f} J in {plan.time_s:.1f} s; proven: by the fitted curves no plan "
             f"needs less than {bound:,.1f} J (gap {gap:.2f}%)"
         )
         yield from (f"  {line}" for line in plan_table(self.plan))
@@ -283,9 +290,10 @@ class Done:
         plain = self.results.get("no-compression-all-nodes")
         against = ""
         if plain is not None and plain["deadline_met"]:
-            against = (
-                f", {1 - own['energy_j'] / plain['energy_j']:.0%} less than all devices without compression"
-            )
+            less = 1 - own["energy_j"] / plain["energy_j"]
+            against = f"; {less:.0%} less than all devices without compression"
+        if saved < 0.005:
+            return f"The plan needed as little energy as the best baseline ({best}){against}."
         return f"The plan needed {saved:.0%} less energy than the best baseline ({best}){against}."
 
     def _best_baseline(self) -> str | None:
