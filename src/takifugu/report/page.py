@@ -168,7 +168,7 @@ def _policies(source: Run | PlanFile) -> list[Html]:
         return []
     note = (
         "Everyone trains for the same loss in the same world. “Against this run” is the energy of those who "
-        "reached it; beside each prediction stands how far reality was from it."
+        "reached it in time; beside each prediction stands how far reality was from it."
     )
     title = "Against the baselines" if source.baselines else "Summary"
     return [_section(title, tables.policies(source), note=note if source.baselines else "")]
