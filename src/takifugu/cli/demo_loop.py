@@ -52,7 +52,7 @@ class Effort:
     ratios: tuple[float, ...] = (0.5, 0.25, 0.125)
     rounds: int = 20
     warmup: int = 6
-    amounts: tuple[float, ...] = (1.0, 0.5, 0.25, 0.12)
+    amounts: tuple[float, ...] = (1.0, 0.5, 0.25)
     curve_samples: int = 20
 
 
