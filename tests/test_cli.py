@@ -111,7 +111,7 @@ def test_inspect_a_zoo_network_defaults_to_the_papers_layers(capsys) -> None:
         (["inspect", "mine_for_inspect:build", "--weights", "none.safetensors"], "there is no file"),
         (["inspect"], "Missing "),
         (["inspct"], "No such command"),
-        (["demo", "--warmup", "10", "--epochs", "10"], "--warmup 10 leaves no low-rank epoch of 10"),
+        (["demo", "--switch", "--warmup", "10", "--epochs", "10"], "--warmup 10 leaves no low-rank epoch of 10"),
     ],
 )  # fmt: skip
 def test_wrong_usage_is_exit_2_and_says_what_to_do(
@@ -135,10 +135,19 @@ def test_interruption_is_exit_130(capsys, monkeypatch: pytest.MonkeyPatch) -> No
     assert (code, err) == (Exit.INTERRUPTED, "takifugu: interrupted\n")
 
 
-def test_demo_trains_for_real(capsys, tmp_path: Path) -> None:
+def test_demo_of_the_switch_trains_for_real(capsys, tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
     code, out, err = run(
-        capsys, "demo", "--epochs", "4", "--warmup", "2", "--folder", str(tmp_path / "d"), "--json"
+        capsys,
+        "demo",
+        "--switch",
+        "--epochs",
+        "4",
+        "--warmup",
+        "2",
+        "--folder",
+        str(tmp_path / "d"),
+        "--json",
     )
     result = json.loads(out)
     assert code == 0

@@ -270,7 +270,12 @@ def test_a_beginning_that_was_cut_short_can_begin_again(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("key", "said"),
-    [("seed", "another seed"), ("problem_sha256", "another problem"), ("world", "another world")],
+    [
+        ("seed", "another seed"),
+        ("weights", "another weights"),
+        ("problem_sha256", "another problem"),
+        ("world", "another world"),
+    ],
 )
 def test_another_run_is_not_continued(tmp_path: Path, key: str, said: str) -> None:
     run = Rounds(tmp_path / "run")

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import small_fleet
 import torch
+from safetensors.torch import load_file
 
 import takifugu as tk
 from takifugu.engine.policies import Policy, baselines
@@ -200,6 +201,24 @@ def test_the_averaging_asked_for_is_used(tmp_path: Path) -> None:
         truncations[how] = rows[0]["truncation"]
     # Recompression is the best of that rank, so never worse than the mean of the factors.
     assert 0 < truncations["products"] < truncations["factors"] < 0.5
+
+
+def test_whoever_sits_out_counts_as_unchanged(tmp_path: Path) -> None:
+    """One node of five: by the fleet's weights the server goes its part of the way, and run.json says so."""
+    states = {}
+    for weights in ("fleet", "members"):
+        workload = {**small_fleet.WORKLOAD, "weights": weights}
+        data = small_fleet.problem_dict(target={**UNREACHABLE, "max_rounds": 1}, workload=workload)
+        setting = small_fleet.setting(data, tmp_path)
+        policy = small_fleet.policy(setting.problem, [("dense", {0: 120})])
+        carry_out(setting, policy, tmp_path / weights)
+        states[weights] = load_file(tmp_path / weights / "checkpoints" / "1.safetensors")
+        assert json.loads((tmp_path / weights / "run.json").read_text())["weights"] == weights
+    part = 120 / sum(node.samples for node in setting.problem.nodes)
+    for name, start in setting.build().state_dict().items():
+        whole, moved = states["members"][name] - start, states["fleet"][name] - start
+        assert torch.allclose(moved, part * whole, atol=1e-6)
+        assert whole.abs().max() > 1e-3
 
 
 def test_same_input_same_files(tmp_path: Path) -> None:
@@ -421,9 +440,9 @@ def test_a_models_layout_in_memory_makes_no_difference(tmp_path: Path) -> None:
 def test_every_round_draws_its_own_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
 
-    def spy(*arguments: Any, round_index: int) -> Any:
+    def spy(*arguments: Any, round_index: int, **options: Any) -> Any:
         seen.append(round_index)
-        return cooperative_round(*arguments, round_index=round_index)
+        return cooperative_round(*arguments, round_index=round_index, **options)
 
     monkeypatch.setattr("takifugu.engine.simulate.cooperative_round", spy)
     data = small_fleet.problem_dict(target={**UNREACHABLE, "max_rounds": 3})

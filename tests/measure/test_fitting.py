@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from takifugu.errors import DataError
 from takifugu.measure import fitting
-from takifugu.measure.fitting import Observation, fit, fit_versions, predict
+from takifugu.measure.fitting import Observation, as_if_from, fit, fit_versions, predict
 from takifugu.plan.curves import Exponential, Power
 
 EXPONENTIAL = Exponential(floor=0.3, data_gain=0.08, data_exponent=0.5, rate=0.35)
@@ -27,10 +27,29 @@ def _observed(curve, shares=(1.0, 0.5, 0.25), rounds=14, noise=0.0, seed=0, firs
 
 
 @pytest.mark.parametrize("curve", [EXPONENTIAL, POWER], ids=lambda c: c.kind)
+def test_hesitation_goes_into_the_start_and_not_into_the_curve(curve) -> None:
+    """Three rounds at the first loss, then the curve: the fit is the curve's, and the start makes up for them."""
+    prompt = _observed(curve, (1.0,), rounds=20)
+    waiting = [Observation("1.0", r, 2.3, 2.3 - 1e-3 * r, 1.0) for r in (1, 2, 3)]
+    later = [Observation(o.run, o.round + 3, o.loss_before, o.loss_after, o.share) for o in prompt]
+    found = fit([*waiting, *later], samples=0)
+    np.testing.assert_allclose(
+        predict(found.curve, 2.3, [1.0] * 40), predict(curve, 2.3, [1.0] * 40), rtol=0.05
+    )
+    start = as_if_from(found.curve, 2.3, [1.0] * 5, predict(curve, 2.3, [1.0] * 2)[-1])
+    assert start > 2.4
+    wanted = predict(curve, 2.3, [1.0] * 17)[-1]  # 20 rounds, three of which were lost
+    assert predict(found.curve, start, [1.0] * 20)[-1] == pytest.approx(wanted, rel=0.1)
+    # Whoever does not hesitate starts where it is, and no delay makes a start without end.
+    assert as_if_from(curve, 2.3, [1.0] * 5, predict(curve, 2.3, [1.0] * 6)[-1]) == pytest.approx(2.3)
+    assert as_if_from(curve, 2.3, [1.0] * 5, 2.29) <= 4 * 2.3
+
+
+@pytest.mark.parametrize("curve", [EXPONENTIAL, POWER], ids=lambda c: c.kind)
 def test_exact_trajectories_give_the_curve_back(curve) -> None:
     found = fit(_observed(curve, rounds=25), samples=0)
     assert found.curve.kind == curve.kind
-    assert found.goodness.r2 > 0.9999
+    assert found.goodness.r2 > 0.9995  # the pulls on exponents are felt a little
     assert found.goodness.held_out_error < 0.01
     # Parameters trade off against each other; what matters is the prediction, also on an amount never seen.
     for share in (1.0, 0.7, 0.35):

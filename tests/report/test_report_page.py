@@ -111,7 +111,9 @@ def test_headline_of_a_run_that_reached(folder: Path) -> None:
     assert words.title.startswith(f"Loss 0.42 reached with {units.energy(run.energy_j)} in ")
     side = "less" if share > 0 else "more"
     assert words.title.endswith(f"{units.percent(share)} {side} energy than the best baseline.")
-    assert any(f"3 of 3 baselines reached it, the best of them, “{best.name}”" in s for s in words.sentences)
+    assert any(
+        f"3 of 3 baselines reached it in time, the best of them, “{best.name}”" in s for s in words.sentences
+    )
     assert any("no plan needs less than" in s and f"0.8{units.SPACE}%" in s for s in words.sentences)
 
 
@@ -223,3 +225,24 @@ def test_without_plotly_it_says_what_to_install(folder: Path, monkeypatch: pytes
 )
 def test_units(shown: str, wanted: str) -> None:
     assert shown.replace(units.SPACE, " ") == wanted
+
+
+def test_whoever_reached_the_target_after_the_deadline_is_late(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", baselines=3)
+    first = read(folder).best_baseline
+    assert first is not None
+    for path in folder.rglob("result.json"):
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if abs(found["energy_j"] - first.energy_j) < 1e-9:
+            path.write_text(json.dumps({**found, "deadline_met": False}), encoding="utf-8")
+    run = read(folder)
+    assert run.best_baseline is not None
+    assert run.best_baseline.name != first.name
+    assert any("2 of 3 baselines reached it in time" in s for s in headline(run).sentences)
+    assert ">late<" in page(run)
+
+    own = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+    (folder / "result.json").write_text(json.dumps({**own, "deadline_met": False}), encoding="utf-8")
+    words = headline(read(folder))
+    assert words.title.startswith("Loss 0.42 reached too late: ")
+    assert words.tone == "bad"

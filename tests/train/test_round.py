@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+import takifugu as tk
 from takifugu.errors import DataError, TrainingError, UsageError
 from takifugu.train.cooperative import cooperative_round, member_seed
 from takifugu.train.evaluation import evaluate
@@ -172,6 +173,50 @@ def test_a_member_is_the_same_whoever_else_joins() -> None:
     assert one.members["a"] == two.members["a"]
     seeds = {member_seed(s, r, n) for s in range(3) for r in range(3) for n in "abc"}
     assert len(seeds) == 27
+
+
+def _moved(before: dict[str, torch.Tensor], model: nn.Module) -> torch.Tensor:
+    return torch.cat([(model.state_dict()[name] - start).flatten() for name, start in before.items()])
+
+
+def test_a_round_moves_the_model_in_proportion_to_its_data() -> None:
+    """Whoever sits out counts as unchanged: a quarter of the fleet's data goes a quarter of the way."""
+    start = mlp(inputs=6, classes=3)
+    before = copy.deepcopy(start.state_dict())
+    data = {name: _data(12, i) for i, name in enumerate("ab")}
+    moved = {}
+    for out_of in (None, 24, 48, 96):
+        model = copy.deepcopy(start)
+        cooperative_round(model, data, RoundSpec(4, SGD), 0, out_of=out_of)
+        moved[out_of] = _moved(before, model)
+    assert torch.equal(moved[24], moved[None])  # everyone is there: nothing changes
+    assert torch.allclose(moved[48], moved[None] / 2, atol=1e-6)
+    assert torch.allclose(moved[96], moved[None] / 4, atol=1e-6)
+    with pytest.raises(TrainingError, match="used 24 samples out of 23"):
+        cooperative_round(start, data, RoundSpec(4, SGD), 0, out_of=23)
+    assert _same(start.state_dict(), before)
+
+
+def test_low_rank_products_move_in_proportion_too() -> None:
+    """The exact mean of the products, with the server's own for the rest of the fleet."""
+    torch.manual_seed(0)
+    start = mlp(inputs=6, classes=3, width=16)
+    tk.factorize_(start, rank=4, where=["1", "3"], force=True)
+    trained = copy.deepcopy(start)
+    cooperative_round(trained, {"a": _data(12)}, RoundSpec(4, SGD), 0)
+    for how, close in (("products", 0.02), ("factors", 0.2)):
+        model = copy.deepcopy(start)
+        outcome = cooperative_round(model, {"a": _data(12)}, RoundSpec(4, SGD), 0, how, out_of=36)
+        for one, two, three in zip(_dense(start), _dense(trained), _dense(model), strict=True):
+            exact = one + (two - one) / 3
+            assert (three - exact).norm() <= close * (two - one).norm()
+        assert 0 < outcome.truncation < 0.1
+
+
+def _dense(model: nn.Module) -> list[torch.Tensor]:
+    plain = copy.deepcopy(model)
+    tk.densify_(plain)
+    return [tensor for name, tensor in plain.state_dict().items() if name.endswith("weight")]
 
 
 def test_a_failed_round_leaves_the_model_and_names_the_node() -> None:

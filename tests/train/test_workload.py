@@ -223,6 +223,7 @@ def test_files_of_the_nodes(tmp_path: Path) -> None:
         ({"low_rank": "a"}, "workload.low_rank: 'a' is not a list"),
         ({"seed": -1}, "workload.seed: -1"),
         ({"limit": 0}, "workload.limit"),
+        ({"weights": "fleets"}, "workload.weights: 'fleets' is not known; did you mean 'fleet'"),
     ],
 )
 def test_wrong_tables(change: dict[str, Any], message: str) -> None:

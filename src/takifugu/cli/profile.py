@@ -147,6 +147,7 @@ def _summary(found: Finding, output: Path) -> dict[str, Any]:
     return {
         "problem": str(output),
         "start_loss": found.start_loss(),
+        "fresh_loss": found.fresh_loss(),
         "label_weight": found.fits.label_weight,
         "pilot_rounds": len(found.result.rounds),
         "pilot_passes": found.pilot_passes,
@@ -192,7 +193,8 @@ def _show(found: Finding) -> None:
     elif full:
         work += f", {found.pilot_passes / full:.0%} of a dense run on all nodes ({full} rounds)"
     console.print(
-        f"start loss {found.start_loss():.4f}, label weight {found.fits.label_weight:g}; {work}",
+        f"start loss {found.start_loss():.4f} (fresh {found.fresh_loss():.4f}, the rest stands for "
+        f"hesitation), label weight {found.fits.label_weight:g}; {work}",
         highlight=False,
     )
 

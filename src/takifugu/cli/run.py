@@ -43,6 +43,7 @@ def run(
 ) -> int:
     """Carry a plan out (real training, virtual clock); compare it with its prediction and with baselines."""
     from takifugu.cli import Exit
+    from takifugu.cli.results import table
     from takifugu.engine.policies import PLAN, chosen
     from takifugu.errors import UsageError
 
@@ -57,7 +58,7 @@ def run(
     if averaging is not None:
         options.append(f"--averaging {averaging}")
     command = " ".join(["takifugu run", str(source), *options])
-    with _terminable():
+    with terminable():
         try:
             problem, plan_file = _read(source, out if resume else None)
             # Before planning, which may take long: what cannot be run need not be planned.
@@ -73,7 +74,7 @@ def run(
         report = {"format": "takifugu.results/1", "run": str(out), "results": results}
         typer.echo(json.dumps(report, indent=1, allow_nan=False))
     else:
-        for line in _table(policies, results, problem):
+        for line in table(policies, results, problem):
             typer.echo(line)
     _say(f"run folder: {out}")
     return Exit.OK if results[policies[0].slug]["reached"] else Exit.FAILED
@@ -179,39 +180,6 @@ def _simulate(
 # ---- what is told ---------------------------------------------------------------------------------------
 
 
-def _table(
-    policies: Sequence[Policy], results: Mapping[str, Mapping[str, Any]], problem: Problem
-) -> Iterator[str]:
-    """Prediction in brackets behind each figure."""
-    head = ("policy", "reached", "energy J", "time s", "loss", "rounds", "MB")
-    rows = []
-    for policy in policies:
-        found = results[policy.slug]
-        guess = found["predicted"]
-        reached = "no" if not found["reached"] else "yes" if found["deadline_met"] else "late"
-        rows.append(
-            (
-                policy.name,
-                reached,
-                f"{found['energy_j']:,.1f} ({guess['energy_j']:,.1f})",
-                f"{found['time_s']:,.1f} ({guess['time_s']:,.1f})",
-                f"{found['loss']:.4f} ({guess['loss']:.4f})",
-                f"{found['rounds']} ({found['planned_rounds']})",
-                f"{found['bytes'] / 1e6:,.1f}",
-            )
-        )
-    widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
-    yield (
-        f"target: loss {problem.target_loss:g} within {problem.deadline_s:g} s. "
-        "Losses are real, times and energies simulated; in brackets what was predicted."
-    )
-    for row in (head, *rows):
-        cells = (
-            c.ljust(w) if i < 2 else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))
-        )
-        yield "  ".join(cells).rstrip()
-
-
 @contextmanager
 def _progress(policy: Policy) -> Iterator[Any]:
     """A line that rewrites itself on a terminal; elsewhere a line now and then."""
@@ -235,7 +203,7 @@ def _progress(policy: Policy) -> Iterator[Any]:
 
 
 @contextmanager
-def _terminable() -> Iterator[None]:
+def terminable() -> Iterator[None]:
     """SIGTERM ends a run as Ctrl-C does."""
 
     def stop(*_: object) -> None:

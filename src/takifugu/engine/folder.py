@@ -91,7 +91,17 @@ class RunFolder:
 
     def check_same(self, header: Mapping[str, Any]) -> None:
         """Refuses to go on with another problem, plan, seed or world than the run began with."""
-        for key in ("problem_sha256", "plan_sha256", "policy", "seed", "averaging", "world", "versions"):
+        same = (
+            "problem_sha256",
+            "plan_sha256",
+            "policy",
+            "seed",
+            "averaging",
+            "weights",
+            "world",
+            "versions",
+        )
+        for key in same:
             ours, theirs = self.header.get(key), json.loads(json.dumps(header.get(key)))
             if ours != theirs:
                 raise RunError(

@@ -20,6 +20,7 @@ from takifugu.lowrank.averaging import HOW
 from takifugu.lowrank.surgery import build_swaps
 from takifugu.plan.problem import Problem
 from takifugu.structure import Structure
+from takifugu.train.cooperative import check_weights
 from takifugu.train.round import RoundSpec, Samples
 from takifugu.train.workload import Workload
 
@@ -49,8 +50,11 @@ class Setting:
     world: World
     seed: int = 0
     averaging: str = AVERAGING
+    weights: str = "fleet"
+    """What the server's mean is over; docs/decisions/204 has the reason."""
 
     def __post_init__(self) -> None:
+        check_weights(self.weights)
         if self.averaging not in HOW:
             raise UsageError(f"averaging {self.averaging!r} is not known; one of {', '.join(HOW)}")
         for node in self.problem.nodes:
@@ -97,6 +101,7 @@ class Setting:
             world=world,
             seed=seed,
             averaging=averaging,
+            weights=workload.weights,
         )
 
     def header(self, policy: Policy, command: str = "") -> dict[str, Any]:
@@ -108,6 +113,7 @@ class Setting:
             "engine": "simulation",
             "seed": self.seed,
             "averaging": self.averaging,
+            "weights": self.weights,
             "world": self.world.to_dict(),
             "target": {**target, "max_rounds": self.problem.max_rounds},
             "versions": {name: structure.id for name, structure in self.structures.items()},

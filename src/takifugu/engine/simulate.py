@@ -27,7 +27,7 @@ from takifugu.lowrank.surgery import apply_, structure_of
 from takifugu.plan.fleet import Fleet, earliest_start
 from takifugu.plan.plan import Decision, Round
 from takifugu.plan.problem import Switch
-from takifugu.train.cooperative import cooperative_round, member_seed
+from takifugu.train.cooperative import cooperative_round, member_seed, out_of
 from takifugu.train.evaluation import Score, evaluate
 from takifugu.train.round import Samples
 
@@ -335,6 +335,7 @@ class _Simulation:
             setting.seed,
             setting.averaging,
             round_index=number,
+            out_of=out_of(setting.weights, setting.shares),
         )
         losses = {name: member.loss for name, member in outcome.members.items()}
         return _Trained(losses, outcome.loss, outcome.truncation)

@@ -24,14 +24,24 @@ LABEL_WEIGHTS = (0.0, 0.25, 0.5, 0.75, 1.0)
 _PRIOR = 0.02
 """How much a parameter that the data say nothing about is held near its usual value."""
 
-_FLOOR_PRIOR = 0.2
+_FLOOR_PRIOR = 0.3
 """Likewise for the floor, and stronger: nothing is told less by early rounds, and nothing matters more."""
+
+_FLOOR_AT = 0.55
+"""Where the floor usually is, as a part of the lowest loss that pilots of a tenth of a run have seen."""
+
+_EXPONENT_PRIOR = 0.1
+"""Likewise for both exponents. With a weaker one a few noisy rounds pass for a steep curve that is nearly at
+its floor, and one bad small team for a cliff beyond which data cost nothing."""
 
 _KINSHIP = 0.15
 """Likewise, near the value of the reference version."""
 
 _DOUBT = 2.0
 """As many times better an exponential must predict the later rounds to be preferred."""
+
+_FURTHEST = 4.0
+"""As many times the first loss is the most that hesitation may look like."""
 
 _ENOUGH = 8
 """As many later rounds tell a version's family by themselves."""
@@ -131,6 +141,20 @@ def predict(curve: Exponential | Power, first_loss: float, shares: Sequence[floa
     return losses
 
 
+def as_if_from(
+    curve: Exponential | Power, first_loss: float, shares: Sequence[float], arrived: float
+) -> float:
+    """The loss from which the curve arrives, after these rounds, where a run from `first_loss` did.
+
+    Above `first_loss` by what the network hesitated; never below it, and no more than a few times of it.
+    """
+    low, high = first_loss, _FURTHEST * first_loss
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if predict(curve, middle, shares)[-1] < arrived else (low, middle)
+    return low
+
+
 # ---- trajectories ----------------------------------------------------------------------------------------
 
 
@@ -159,9 +183,7 @@ class _Runs:
                 f"{name}: {len(observations)} observed rounds are too few for a curve; run longer pilots"
             )
         runs = [
-            part
-            for _, rounds in sorted(by_run.items())
-            for part in _before_and_after(sorted(rounds, key=lambda o: o.round))
+            _after_hesitation(sorted(rounds, key=lambda o: o.round)) for _, rounds in sorted(by_run.items())
         ]
         longest = max(map(len, runs))
         shape = (longest, len(runs))
@@ -200,14 +222,15 @@ class _Runs:
         return np.maximum(np.abs(self.losses), 0.02 * self.spread)
 
 
-def _before_and_after(rounds: list[Observation]) -> list[list[Observation]]:
+def _after_hesitation(rounds: list[Observation]) -> list[Observation]:
     """Fresh networks often hesitate before their loss falls. No curve here does: they fall fastest at once.
-    Cut at the steepest round, what comes after is fitted as it is, not with the delay made up for."""
+    Cut at the steepest round, what comes after is fitted as it is, not with the delay made up for; the delay
+    itself goes into the loss that a plan starts from (`as_if_from`)."""
     falls = [one.loss_before - one.loss_after for one in rounds]
     steepest = max(range(len(falls)), key=falls.__getitem__)
     if not 0 < steepest < len(falls) - 1 or falls[steepest] < 1.3 * max(falls[0], 0.0):
-        return [rounds]
-    return [rounds[:steepest], rounds[steepest:]]
+        return rounds
+    return rounds[steepest:]
 
 
 class _Space:
@@ -234,7 +257,7 @@ class _Space:
         self.low, self.high = np.array([bounds[name] for name in self.names]).T
         usual = {
             # Where losses do not bend yet, the floor could be anywhere below: neither at the end nor at once.
-            "floor": bottom + 0.5 * (least - bottom),
+            "floor": bottom + _FLOOR_AT * (least - bottom),
             "rate": np.log(0.3),
             "scale": np.log(spread),
             "exponent": np.log(1.0),
@@ -248,6 +271,8 @@ class _Space:
         # Pulls on the floor and the gain are relative to how far the loss may still fall.
         whole = max(least - bottom, 1e-9)
         pull = {"floor": floor_strength / whole, "data_gain": strength / whole}
+        if strength == _PRIOR:
+            pull |= {"exponent": _EXPONENT_PRIOR, "data_exponent": _EXPONENT_PRIOR}
         self.held = [
             (i, usual[n], pull.get(n, strength)) for i, n in enumerate(self.names) if usual[n] is not None
         ]

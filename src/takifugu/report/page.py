@@ -168,7 +168,7 @@ def _policies(source: Run | PlanFile) -> list[Html]:
         return []
     note = (
         "Everyone trains for the same loss in the same world. “Against this run” is the energy of those who "
-        "reached it; beside each prediction stands how far reality was from it."
+        "reached it in time; beside each prediction stands how far reality was from it."
     )
     title = "Against the baselines" if source.baselines else "Summary"
     return [_section(title, tables.policies(source), note=note if source.baselines else "")]
@@ -240,7 +240,12 @@ def _sources(source: Run | PlanFile) -> Html:
     values["nodes"] = _origins(source.problem.nodes)
     if isinstance(source, Run):
         header = source.header
-        for key, name in (("engine", "engine"), ("seed", "seed"), ("averaging", "averaging")):
+        for key, name in (
+            ("engine", "engine"),
+            ("seed", "seed"),
+            ("averaging", "averaging"),
+            ("weights", "weights"),
+        ):
             if key in header:
                 values[name] = tables.said(header[key])
         for name, origin in _world(header.get("world")).items():

@@ -131,6 +131,16 @@ class Run:
         return self.outcome is not None and self.outcome.reached
 
     @property
+    def late(self) -> bool:
+        """The target was reached, but after the deadline."""
+        return self.outcome is not None and self.outcome.reached and self.outcome.deadline_met is False
+
+    @property
+    def met(self) -> bool:
+        """The target was reached in time."""
+        return self.reached and not self.late
+
+    @property
     def energy_j(self) -> float:
         """Spent so far."""
         if self.outcome is not None:
@@ -139,8 +149,8 @@ class Run:
 
     @property
     def best_baseline(self) -> Run | None:
-        """The one that reached the target with the least energy."""
-        return min((b for b in self.baselines if b.reached), key=lambda b: b.energy_j, default=None)
+        """The one that reached the target in time with the least energy."""
+        return min((b for b in self.baselines if b.met), key=lambda b: b.energy_j, default=None)
 
 
 @dataclass(frozen=True)

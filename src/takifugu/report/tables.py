@@ -35,14 +35,14 @@ def row(first: Html | str, *cells: Html | str, class_: str | None = None) -> Htm
 
 
 def policies(run: Run) -> Html:
-    order = sorted(run.baselines, key=lambda b: (b.outcome is None, not b.reached, b.energy_j, b.name))
+    order = sorted(run.baselines, key=lambda b: (b.outcome is None, not b.met, b.energy_j, b.name))
     most = max((r.energy_j for r in (run, *order)), default=0.0)
     rows = []
     for each in (run, *order):
         cells = _policy(each, run, most)
         if not order:
             del cells["Against this run"]
-        class_ = "this" if each is run else None if each.reached else "missed"
+        class_ = "this" if each is run else None if each.met else "missed"
         rows.append(row(*cells.values(), class_=class_))
     return box("Policies compared", list(cells), rows, "What each policy took and reached", "policies")
 
@@ -61,8 +61,9 @@ def _policy(run: Run, this: Run, most: float) -> dict[str, Html | str]:
             cells["Time"], cells["Loss"] = units.duration(last.end_s), units.loss(last.loss)
             cells["Accuracy"], cells["Bytes"] = _accuracy(last.accuracy), units.amount(last.total_bytes)
         return cells
-    cells["Reached"] = tag("span", "yes", class_="good") if end.reached else tag("span", "no", class_="bad")
-    if run is not this and run.reached and this.reached:
+    word = "yes" if run.met else "late" if run.late else "no"
+    cells["Reached"] = tag("span", word, class_="good" if run.met else "bad")
+    if run is not this and run.met and this.met:
         cells["Against this run"] = units.deviation(run.energy_j, this.energy_j)
     cells["Time"], cells["Loss"] = units.duration(end.time_s), units.loss(end.loss)
     cells["Accuracy"], cells["Bytes"] = _accuracy(end.accuracy), units.amount(end.bytes)

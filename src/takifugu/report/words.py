@@ -28,16 +28,19 @@ def _of_run(run: Run) -> Headline:
     assert run.outcome is not None
     target, best = units.loss(run.problem.target_loss), run.best_baseline
     spent, took = units.energy(run.outcome.energy_j), units.duration(run.outcome.time_s)
-    if run.reached:
+    if run.met:
         title = f"Loss {target} reached with {spent} in {took}"
         title += f", {_against(run.energy_j, best.energy_j)} than the best baseline." if best else "."
+    elif run.late:
+        limit = units.duration(run.problem.deadline_s)
+        title = f"Loss {target} reached too late: after {took} instead of {limit}, with {spent}."
     else:
         title = f"Loss {target} not reached: {units.loss(run.outcome.loss)} after {took} and {spent}."
     said = []
     if not run.reached and run.outcome.reason:
         said.append(f"It ended because: {run.outcome.reason.rstrip('.')}.")
     said += [*_baselines(run), *_prediction(run), *_beyond(run), *_certificate(run.plan)]
-    return Headline(title, tuple(said), "good" if run.reached else "bad")
+    return Headline(title, tuple(said), "good" if run.met else "bad")
 
 
 def _of_open_run(run: Run) -> Headline:
@@ -90,11 +93,11 @@ def _baselines(run: Run) -> list[str]:
     if not run.baselines:
         return []
     finished = [b for b in run.baselines if b.outcome is not None]
-    reached, best = sum(b.reached for b in finished), run.best_baseline
+    reached, best = sum(b.met for b in finished), run.best_baseline
     if best is None:
-        return [f"None of the {_count(len(finished), 'baseline')} reached it."]
+        return [f"None of the {_count(len(finished), 'baseline')} reached it in time."]
     which = f"the best of them, “{best.name}”, with {units.energy(best.energy_j)}"
-    return [f"{reached} of {_count(len(finished), 'baseline')} reached it, {which}."]
+    return [f"{reached} of {_count(len(finished), 'baseline')} reached it in time, {which}."]
 
 
 def _prediction(run: Run) -> list[str]:

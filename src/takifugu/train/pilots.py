@@ -1,9 +1,11 @@
 """Pilots: short cooperative trainings whose losses the curves are fitted to.
 
 One dense warm-up on all nodes comes first. From its end every version branches, once for each amount of data:
-all nodes, and subsets of them. What the switch does to the validation loss, and how long it takes, is seen on
-the way. Every round is on disk before it is told, so that an interrupted profile goes on where it was; as
-rounds follow from their seeds alone, it ends with the same numbers.
+all nodes, and subsets of them. A plan may also begin low-rank, and a fresh low-rank network learns unlike one
+that was warmed up; so each low-rank version is trained from the start, too, for `fresh` rounds on all nodes.
+What the switch does to the validation loss, and how long it takes, is seen on the way. Every round is on disk
+before it is told, so that an interrupted profile goes on where it was; as rounds follow from their seeds
+alone, it ends with the same numbers.
 """
 
 from __future__ import annotations
@@ -27,12 +29,19 @@ from takifugu.lowrank.checkpoint import load, save
 from takifugu.lowrank.surgery import apply_
 from takifugu.measure.fitting import Observation
 from takifugu.structure import Structure
-from takifugu.train.cooperative import cooperative_round
+from takifugu.train.cooperative import check_weights, cooperative_round, out_of
 from takifugu.train.evaluation import evaluate
 from takifugu.train.ladder import DENSE, Rung
 from takifugu.train.round import RoundSpec, Samples
 
 WARMUP = "warmup"
+_LEAST_SHARE = 0.1
+"""Of a team with less than this pilots are not longer still."""
+
+
+def fresh(version: str) -> str:
+    """The name of a version's pilot from the start."""
+    return WARMUP if version == DENSE else f"{version}-fresh"
 
 
 @dataclass(frozen=True)
@@ -105,9 +114,12 @@ class Pilots:
     warmup: int = 3
     amounts: Sequence[float] = (1.0, 0.5, 0.25)
     how: str = "factors"
+    weights: str = "fleet"
+    fresh: int = 0
 
     def __post_init__(self) -> None:
-        if self.rounds < 1 or self.warmup < 1:
+        check_weights(self.weights)
+        if self.rounds < 1 or self.warmup < 1 or self.fresh < 0:
             raise UsageError(f"pilots of {self.rounds} rounds after {self.warmup} of warm-up; both need one")
         if not self.amounts or not all(0 < amount <= 1 for amount in self.amounts):
             raise UsageError(
@@ -125,9 +137,18 @@ class Pilots:
     def subsets(self) -> tuple[Subset, ...]:
         return subsets(self.shares, self.classes, self.amounts, self.seed)
 
+    def rounds_of(self, subset: Subset) -> int:
+        """By the fleet's weights half the data goes half the way a round: as many more rounds show as much.
+        Shorter ones would end before a small team's loss stops falling, which is what they are to tell."""
+        return (
+            round(self.rounds / max(subset.share, _LEAST_SHARE)) if self.weights == "fleet" else self.rounds
+        )
+
     @property
     def total_rounds(self) -> int:
-        return self.warmup + len(self.rungs) * len(self.subsets()) * self.rounds
+        low = sum(not rung.structure.is_dense for rung in self.rungs)
+        branches = sum(map(self.rounds_of, self.subsets()))
+        return self.warmup + low * self.fresh + len(self.rungs) * branches
 
     def fingerprint(self) -> str:
         """Names all that the results follow from: another workload has other pilots."""
@@ -136,7 +157,7 @@ class Pilots:
             "versions": [(rung.name, rung.structure.id) for rung in self.rungs],
             "subsets": [asdict(subset) for subset in self.subsets()],
             "spec": [self.spec.batch_size, dict(self.spec.optimizer), self.spec.passes],
-            "pilots": [self.seed, self.rounds, self.warmup, self.how],
+            "pilots": [self.seed, self.rounds, self.warmup, self.how, self.weights, self.fresh],
         }
         digest.update(json.dumps(about, sort_keys=True).encode())
         for samples in (*(self.shares[name] for name in sorted(self.shares)), self.validation):
@@ -176,10 +197,14 @@ class Pilots:
             state, WARMUP, DENSE, everyone, self.warmup, lambda: (model, state.start_loss), 0
         )
         for rung in self.rungs:
+            if not rung.structure.is_dense:
+                begin = partial(self._fresh, rung)
+                yield from self._pilot(state, fresh(rung.name), rung.name, everyone, self.fresh, begin, 0)
             for index, subset in enumerate(self.subsets()):
                 run = f"{rung.name}-{index}"
                 begin = partial(self._branch, state, rung, clock)
-                yield from self._pilot(state, run, rung.name, subset, self.rounds, begin, self.warmup)
+                rounds = self.rounds_of(subset)
+                yield from self._pilot(state, run, rung.name, subset, rounds, begin, self.warmup)
         self._switches_further_down(state, clock)
 
     def _pilot(
@@ -205,7 +230,13 @@ class Pilots:
         for index in range(len(done) + 1, rounds + 1):
             # The round's number in the fleet's life: branches see the same batches, and can be compared.
             outcome = cooperative_round(
-                model, members, self.spec, self.seed, self.how, round_index=rounds_before + index
+                model,
+                members,
+                self.spec,
+                self.seed,
+                self.how,
+                round_index=rounds_before + index,
+                out_of=out_of(self.weights, self.shares),
             )
             score = evaluate(model, self.validation, self.spec.loss)
             one = PilotRound(
@@ -223,6 +254,12 @@ class Pilots:
             state.add(one, model)
             yield one
 
+    def _fresh(self, rung: Rung) -> tuple[nn.Module, float]:
+        """The untrained model as this version, and its loss."""
+        model = copy.deepcopy(self.model)
+        apply_(model, rung.structure)
+        return model, evaluate(model, self.validation, self.spec.loss).loss
+
     def _branch(self, state: _State, rung: Rung, clock: Callable[[], float]) -> tuple[nn.Module, float]:
         """The model at the end of the warm-up, as this version, and its loss."""
         model = state.model(WARMUP, self.warmup, copy.deepcopy(self.model))
@@ -238,7 +275,8 @@ class Pilots:
             for smaller in low[place + 1 :]:
                 if (rung.name, smaller.name) in state.switches:
                     continue
-                model = state.model(f"{rung.name}-0", self.rounds, copy.deepcopy(self.model))
+                rounds = self.rounds_of(self.subsets()[0])
+                model = state.model(f"{rung.name}-0", rounds, copy.deepcopy(self.model))
                 loss = state.rounds[f"{rung.name}-0"][-1].loss_after
                 self._switched(state, model, rung.name, smaller.name, smaller.structure, loss, clock)
 
@@ -278,7 +316,7 @@ def subsets(
     shares: Mapping[str, Samples], classes: int, amounts: Sequence[float], seed: int
 ) -> tuple[Subset, ...]:
     """Nodes for each amount of data, largest first; by turns ill balanced and well balanced ones, so that the
-    amount and the balance of the data can be told apart."""
+    amount and the balance of the data can be told apart. An amount given twice gets one of each."""
     if not shares:
         raise DataError("there are no nodes to run pilots on; give at least one")
     rng = np.random.default_rng([seed, 2])
@@ -297,7 +335,9 @@ def subsets(
                 tries.append(subset_of(shares, classes, [names[i] for i in order[:count]]))
             off = min(abs(one.share - amount) for one in tries)
             near = [one for one in tries if abs(one.share - amount) <= off + 0.1 * amount]
-            sign = -1.0 if turn % 2 else 1.0
+            # The least amount ill balanced: the cheapest small teams are what a plan is tempted by, and
+            # if their pilots were better balanced than they are, it would fall for it.
+            sign = 1.0 if (len(amounts) - turn) % 2 == 0 else -1.0
             chosen = sorted(near, key=lambda one: (sign * one.imbalance, one.nodes))
         fresh = next((one for one in chosen if one not in found), None)
         if fresh is not None:

@@ -18,7 +18,7 @@ import numpy as np
 
 from takifugu.errors import ProblemError, UsageError
 from takifugu.lowrank.surgery import apply_
-from takifugu.measure.fitting import LABEL_WEIGHTS, Fits, fit_versions
+from takifugu.measure.fitting import LABEL_WEIGHTS, Fits, as_if_from, fit_versions
 from takifugu.measure.machine import PowerModel
 from takifugu.plan.curves import Exponential, Power
 from takifugu.plan.files import read_fleet
@@ -26,7 +26,7 @@ from takifugu.plan.problem import Problem
 from takifugu.plan.toml_writer import toml
 from takifugu.train.evaluation import evaluate
 from takifugu.train.ladder import DENSE, Rung, ladder, optimizer_copies
-from takifugu.train.pilots import PilotResult, PilotRound, Pilots
+from takifugu.train.pilots import PilotResult, PilotRound, Pilots, fresh
 from takifugu.train.workload import Workload
 
 RATIOS = (0.5, 0.25, 0.125)
@@ -127,6 +127,8 @@ class Profile:
             warmup,
             amounts,
             how,
+            workload.weights,
+            fresh=warmup,
         )
         pilots.refuse_too_short()
         start = draft.data.get("start", {})
@@ -199,6 +201,21 @@ class Finding:
     fits: Fits
 
     def start_loss(self) -> float:
+        """What the plan should start from, so that the curves arrive where the pilots from the start did.
+
+        That is the fresh model's loss, plus what stands for its hesitation, which no curve knows: the most
+        of all versions, as a plan may begin with any of them.
+        """
+        found = []
+        for version, fit in self.fits.versions.items():
+            run = [one for one in self.result.rounds if one.run == fresh(version)]
+            weight = self.fits.label_weight
+            shares = [one.observation().effective_share(weight) for one in run]
+            if run:
+                found.append(as_if_from(fit.curve, run[0].loss_before, shares, run[-1].loss_after))
+        return max(self.fresh_loss(), *found)
+
+    def fresh_loss(self) -> float:
         """Of the fresh model, as the version that the plan starts with."""
         chosen = next(r for r in self.profile.rungs if r.name == self.profile.start_version)
         if chosen.structure.is_dense:
@@ -248,7 +265,7 @@ class Finding:
         """Rounds the dense model needs with all nodes, by its curve; None: it never reaches the target."""
         target = self.profile.draft.data["target"]
         most = target.get("max_rounds") or 10_000
-        return rounds_to(self.fits.versions[DENSE].curve, self.result.start_loss, target["loss"], most)
+        return rounds_to(self.fits.versions[DENSE].curve, self.start_loss(), target["loss"], most)
 
     @property
     def pilot_passes(self) -> float:

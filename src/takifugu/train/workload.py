@@ -19,6 +19,7 @@ from takifugu.errors import DataError, UsageError, near_misses
 from takifugu.lowrank.layers import kind_of
 from takifugu.named import named
 from takifugu.train import optimizers, partition
+from takifugu.train.cooperative import check_weights
 from takifugu.train.round import RoundSpec, Samples
 from takifugu.zoo import datasets, registry
 
@@ -30,6 +31,7 @@ _FIELDS = {
     "partition": Mapping,
     "batch_size": int,
     "optimizer": Mapping,
+    "weights": str,
     "validation": (int, float),
     "limit": int,
     "seed": int,
@@ -54,6 +56,8 @@ class Workload:
     low_rank: Sequence[str] = ()
     """Name patterns of the layers that go low-rank; none: what is usual for the model."""
     partition: Mapping[str, Any] = field(default_factory=lambda: {"kind": "iid"})
+    weights: str = "fleet"
+    """What the server's mean is over: the whole fleet, or the members of the round (docs/decisions/204)."""
     validation: float = 0.1
     limit: int | None = None
     """Use this many samples of the data set only, drawn by the seed."""
@@ -84,6 +88,7 @@ class Workload:
         if missing := [name for name in needed if name not in table]:
             raise UsageError(f"workload.{missing[0]}: is missing; give {_said(missing[0])}")
         optimizers.check(table["optimizer"], "workload.optimizer")
+        check_weights(table.get("weights", "fleet"), "workload.weights")
         if table["batch_size"] < 1:
             raise UsageError(f"workload.batch_size: {table['batch_size']} is not at least 1")
         if not 0 < table.get("validation", 0.1) < 1:
@@ -285,6 +290,7 @@ def _said(field_name: str) -> str:
         "partition": "a table such as { kind = 'iid' }",
         "batch_size": "a whole number of at least 1",
         "optimizer": "a table such as { kind = 'sgd', lr = 0.05 }",
+        "weights": "'fleet' or 'members'",
         "validation": "a share between 0 and 1",
         "limit": "a whole number of samples",
         "seed": "a whole number",

@@ -27,15 +27,18 @@ def cnn(*, in_channels: int = 1, classes: int = 10, width: int = 16) -> nn.Modul
     )
 
 
-def mlp(*, inputs: int = 784, classes: int = 10, width: int = 64, depth: int = 2) -> nn.Module:
-    """`depth` hidden layers of `width` units on the flattened input."""
+def mlp(
+    *, inputs: int = 784, classes: int = 10, width: int = 64, depth: int = 2, norm: bool = False
+) -> nn.Module:
+    """`depth` hidden layers of `width` units on the flattened input; with `norm`, a layer norm in each.
+
+    A fresh network without it hesitates for some rounds, the longer the lower its rank: its signals fade.
+    """
     require_counts(inputs=inputs, classes=classes, width=width, depth=depth)
     sizes = [inputs, *[width] * depth]
-    hidden = [
-        layer
-        for before, after in itertools.pairwise(sizes)
-        for layer in (nn.Linear(before, after), nn.ReLU())
-    ]
+    hidden: list[nn.Module] = []
+    for before, after in itertools.pairwise(sizes):
+        hidden += [nn.Linear(before, after), *([nn.LayerNorm(after)] if norm else []), nn.ReLU()]
     return nn.Sequential(nn.Flatten(), *hidden, nn.Linear(width, classes))
 
 
