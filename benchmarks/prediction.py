@@ -166,7 +166,8 @@ def main() -> None:
     )
     # The folder is the user's own business.
     settings = {key: value for key, value in vars(options).items() if key not in ("data_dir", "json", "keep")}
-    summary = {"missed": missed, "median_error": statistics.median(misses)}
+    command = f"python -m benchmarks.prediction --seed {options.seed} --seeds {options.seeds}"
+    summary = {"command": command, "missed": missed, "median_error": statistics.median(misses)}
     stage.report("prediction", {"settings": settings, **summary, "workloads": results}, options, [line])
 
 

@@ -309,9 +309,18 @@ def main() -> None:
                 f"({row['planned_rounds']})",
                 flush=True,
             )
+    command = (
+        f"python -m benchmarks.whole_loop --workload {options.workload} --seed {options.seed} "
+        f"--seeds {options.seeds}"
+    )
     hidden = ("data_dir", "fleet", "json", "keep")
     settings = {key: value for key, value in vars(options).items() if key not in hidden}
-    stage.report(f"whole_loop_{options.workload}", {"settings": settings, "seeds": results}, options, [])
+    stage.report(
+        f"whole_loop_{options.workload}",
+        {"command": command, "settings": settings, "seeds": results},
+        options,
+        [],
+    )
 
 
 if __name__ == "__main__":

@@ -252,7 +252,7 @@ class _Space:
             "scale": (np.log(spread * 1e-3), np.log(spread * 1e4)),
             "exponent": (np.log(0.05), np.log(20.0)),
             "data_gain": (0.0, spread),
-            "data_exponent": (np.log(0.05), np.log(3.0)),
+            "data_exponent": (np.log(0.05), np.log(1.0)),
         }
         self.low, self.high = np.array([bounds[name] for name in self.names]).T
         usual = {
