@@ -273,7 +273,10 @@ def test_a_damaged_folder_is_named(capsys, easy: Path, tmp_path: Path) -> None:
 
 
 ENDLESS = """
+import signal
 import sys
+# A shell that starts tests in the background has them ignore this signal, and children inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.path.insert(0, {tests!r})
 import test_run_cli
 from takifugu.cli import main
