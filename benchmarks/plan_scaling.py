@@ -191,7 +191,7 @@ def picture(panels: list[tuple[str, list[tuple[float, float]]]]) -> str:
                 parts.append(f'<path d="M{x:.1f} {y:.1f}L{end[0]:.1f} {end[1]:.1f}" stroke="#ddd"/>')
                 parts.append(f"<text {where}>{label}</text>")
         line = " ".join(f"{x:.1f},{y:.1f}" for x, y in map(place, logs))
-        slope = [logs[-1] - (logs[-1][0] - logs[0][0]), logs[-1]]
+        slope = [logs[-1] - min(*(logs[-1] - low)), logs[-1]]
         guide = " ".join(f"{x:.1f},{y:.1f}" for x, y in map(place, slope))
         parts.append(f'<polyline points="{guide}" fill="none" stroke="#999" stroke-dasharray="4 3"/>')
         parts.append(f'<polyline points="{line}" fill="none" stroke="#1560a8" stroke-width="2"/>')
