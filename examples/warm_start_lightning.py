@@ -65,6 +65,8 @@ def main() -> None:
     trainer.fit(Digits(), train, DataLoader(TensorDataset(images[1400:], labels[1400:]), batch_size=64))
     if trainer.is_global_zero:
         print(warm.report)
+    if torch.distributed.is_initialized():  # else its threads may outlive the interpreter
+        torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":
