@@ -46,11 +46,10 @@ def model(
     Interrupted, it goes on where it was when it is called again.
     """
     from takifugu.cli import Exit
-    from takifugu.lowrank.averaging import HOW
+    from takifugu.lowrank.averaging import check_how
     from takifugu.train.profile import Draft, Profile
 
-    if averaging not in HOW:
-        raise UsageError(f"--averaging {averaging!r} is not known; one of {', '.join(HOW)}")
+    check_how(averaging)
     _positive("--watts", watts)
     if not output.parent.is_dir():
         raise UsageError(f"{output}: the folder {output.parent} does not exist; choose another -o")

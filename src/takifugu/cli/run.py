@@ -56,6 +56,9 @@ def run(
     world = {"spread": spread, "dropout": dropout, "slowdown": slowdown}
     options = [f"--seed {seed}", *(f"--{name} {value:g}" for name, value in world.items())]
     if averaging is not None:
+        from takifugu.lowrank.averaging import check_how
+
+        check_how(averaging)
         options.append(f"--averaging {averaging}")
     command = " ".join(["takifugu run", str(source), *options])
     with terminable():

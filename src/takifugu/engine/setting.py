@@ -15,8 +15,8 @@ import takifugu
 from takifugu.engine.folder import RunFolder
 from takifugu.engine.policies import Policy
 from takifugu.engine.world import World
-from takifugu.errors import RunError, StructureError, TakifuguError, UsageError
-from takifugu.lowrank.averaging import HOW
+from takifugu.errors import RunError, StructureError, TakifuguError
+from takifugu.lowrank.averaging import check_how
 from takifugu.lowrank.surgery import build_swaps
 from takifugu.plan.problem import Problem
 from takifugu.structure import Structure
@@ -55,8 +55,7 @@ class Setting:
 
     def __post_init__(self) -> None:
         check_weights(self.weights)
-        if self.averaging not in HOW:
-            raise UsageError(f"averaging {self.averaging!r} is not known; one of {', '.join(HOW)}")
+        check_how(self.averaging)
         for node in self.problem.nodes:
             own = self.shares.get(node.name)
             if own is None:

@@ -46,6 +46,11 @@ class Averaged:
     """Where it was not done as asked for."""
 
 
+def check_how(how: str) -> None:
+    if how not in HOW:
+        raise UsageError(f"averaging {how!r} is not known; one of {', '.join(map(repr, HOW))}")
+
+
 def average(model: nn.Module, updates: Sequence[Trained], how: str = "factors") -> Averaged:
     """The mean of the updates, weighted by samples; `model` gives the structure and is not touched.
 
@@ -53,8 +58,7 @@ def average(model: nn.Module, updates: Sequence[Trained], how: str = "factors") 
     recompresses to the same ranks; all that is not factorized is the mean in either case. Of integer
     buffers (counts of batches seen) the largest is kept.
     """
-    if how not in HOW:
-        raise UsageError(f"averaging {how!r} is not known; one of {', '.join(map(repr, HOW))}")
+    check_how(how)
     weights = _weights(updates)
     expected = model.state_dict()
     for index, update in enumerate(updates):

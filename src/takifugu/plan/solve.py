@@ -1,9 +1,9 @@
 """One call from a problem to a plan with a certificate: the least energy found, and a proven bound below it.
 
-The way there is a ladder, cheap rungs first, and it stops as soon as the gap is small enough: prices and
-the continuous bound; sweeps of growing width over growing families of node sets; on small fleets, where
-all node sets can be listed, the exact search. No rung looks at the clock except to stop at a time limit,
-so the same problem gives the same plan.
+The way there is a ladder, cheap rungs first, and it stops as soon as the gap is small enough. Small fleets,
+whose node sets can all be listed: the continuous bound, a sweep, the exact search. Others: plans along
+whole-round values and their certificate, twice, with sweeps between; then baselines and wider sweeps. No rung
+looks at the clock except to stop at a time limit, so the same problem gives the same plan.
 """
 
 from __future__ import annotations
@@ -11,26 +11,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from takifugu.errors import UsageError
-from takifugu.plan import families, relaxation
-from takifugu.plan.attendance import Attendance
 from takifugu.plan.baselines import run_baselines
-from takifugu.plan.bounds import Dual, Guide, best_dual
 from takifugu.plan.certificate import certify
-from takifugu.plan.curves import Floats
-from takifugu.plan.fleet import Fleet
-from takifugu.plan.options import Options, enumerable, enumerate_options, joined
+from takifugu.plan.options import Options
+from takifugu.plan.parts import Parts
 from takifugu.plan.plan import FORMAT, Decision, Plan, meets_limits, replay
 from takifugu.plan.polish import polish
-from takifugu.plan.potentials import Landscape, Potential, Prices
+from takifugu.plan.potentials import Potential
 from takifugu.plan.prices import Priced
 from takifugu.plan.prices import around as prices_around
-from takifugu.plan.prices import search as search_prices
 from takifugu.plan.problem import Problem
 from takifugu.plan.reach import Reach, Reached, fastest
 from takifugu.plan.rollout import Guideposts, Trail
@@ -118,8 +112,8 @@ def solve(
     return solver.run(explain_infeasible)
 
 
-class Solver:
-    """The state of one solve: what is known so far, and the parts that rungs share."""
+class Solver(Parts):
+    """The state of one solve: what is known so far. What rungs share is in `parts.py`."""
 
     def __init__(
         self,
@@ -128,7 +122,7 @@ class Solver:
         time_limit_s: float | None,
         progress: Callable[[str], None],
     ) -> None:
-        self.problem = problem
+        super().__init__(problem, self._in_time)
         self.tolerance = tolerance
         self.say = progress
         self._ends = np.inf if time_limit_s is None else time.monotonic() + time_limit_s
@@ -139,125 +133,9 @@ class Solver:
         self.thorough = True
         self.reached: Reached | None = None
 
-    def check(self) -> None:
+    def _in_time(self) -> None:
         if time.monotonic() > self._ends:
             raise OutOfTime
-
-    # What rungs share, made when first needed.
-
-    @cached_property
-    def fleet(self) -> Fleet:
-        return Fleet.of(self.problem)
-
-    @cached_property
-    def versions(self) -> range:
-        return range(len(self.problem.versions))
-
-    @cached_property
-    def complete(self) -> bool:
-        """Whether all node sets of all versions can be listed."""
-        return all(enumerable(self.fleet, v) for v in self.versions)
-
-    @cached_property
-    def all_options(self) -> list[Options | None]:
-        options = [enumerate_options(self.fleet, v) for v in self.versions]
-        return [o if len(o) else None for o in options]
-
-    @cached_property
-    def multipliers(self) -> Floats:
-        """Prices of labels; good ones depend on the price of time, so that is looked for first, roughly."""
-        picked = sorted({0, len(self.versions) // 2, len(self.versions) - 1})
-        first = relaxation.label_multipliers(self.fleet, picked)
-        if self.fleet.mix is None or self.complete:
-            return first
-        rough = self._relaxed(first)
-        self.prices = search_prices(Terrain(self.problem, rough, 80, self.check))
-        return relaxation.priced_multipliers(
-            self.fleet, first, rough, self.prices.per_second, self.versions[::2]
-        )
-
-    @cached_property
-    def prices(self) -> Prices:
-        """The best prices of time and rounds (where labels count, their multipliers find them)."""
-        return search_prices(Terrain(self.problem, self.offers, 100, self.check))
-
-    @cached_property
-    def offers(self) -> list[relaxation.Offers | None]:
-        if self.complete:
-            return [None if o is None else relaxation.exact_offers(o) for o in self.all_options]
-        return self._relaxed(self.multipliers)
-
-    def _relaxed(self, multipliers: Floats) -> list[relaxation.Offers | None]:
-        grid = relaxation.share_grid(self.fleet)
-        return [relaxation.relaxed_offers(self.fleet, v, multipliers, grid) for v in self.versions]
-
-    @cached_property
-    def land(self) -> Landscape:
-        return Landscape.of(self.problem, self.offers, 500)
-
-    @cached_property
-    def limits(self) -> Guide:
-        """The least time and the fewest rounds from any state: what cannot be done at all."""
-        rounds = self.problem.max_rounds
-        return Guide(
-            (),
-            self.land.potential(Prices(per_second=1.0, energy=0.0)),
-            self.land.potential(Prices(per_round=1.0, energy=0.0)),
-            self.problem.time_limit,
-            np.inf if rounds is None else float(rounds),
-        )
-
-    @cached_property
-    def dual(self) -> Dual:
-        coarse = Landscape.of(self.problem, [o and o.sketch() for o in self.offers], 120)
-        return best_dual(coarse, self.land)
-
-    @cached_property
-    def attendance(self) -> Attendance | None:
-        """Who is there when; nothing if everybody always is."""
-        return None if self.fleet.always_available else Attendance(self.fleet, self.multipliers)
-
-    @cached_property
-    def families(self) -> list[families.Family | None]:
-        return [families.prefixes(self.fleet, v, self.multipliers) for v in self.versions]
-
-    def family_options(self, bins: int) -> list[Options | None]:
-        """A thinned family: the more bins, the more node sets. With windows, also of those who are there at
-        some moments."""
-        prices = self.prices
-        unit = max(self.bound_j, 1e-12) / max(self.problem.deadline_s, 1e-9)
-        times = (
-            [f * prices.per_second for f in (0.7, 1.0, 1.4, 8.0)] if prices.per_second else [0.0, unit * 5]
-        )
-        options: list[Options | None] = []
-        for version, family in enumerate(self.families):
-            found = [] if family is None else [family]
-            if self.attendance is not None and family is not None:
-                found += self.attendance.crowds(version)
-            parts = []
-            for one in found:
-                self.check()
-                rows = families.thin(one, times, prices.per_round, bins)
-                parts.append(families.family_options(self.fleet, one, rows))
-            options.append(joined(parts) if parts else None)
-        return options
-
-    def quick_options(self) -> list[Options | None]:
-        """For speed alone: at each round time the sets with the most effective data."""
-        found: list[Options | None] = []
-        for family in self.families:
-            if family is None:
-                found.append(None)
-                continue
-            order = np.lexsort((-family.share, family.time_s))
-            before = np.maximum.accumulate(np.concatenate([[-1.0], family.share[order][:-1]]))
-            rows = order[family.share[order] > before]
-            if not self.fleet.always_available:
-                rows = np.unique(np.concatenate([rows, families.thin(family, [0.0, 1e9], 0.0, 20)]))
-            found.append(families.family_options(self.fleet, family, rows))
-        return found
-
-    # Rungs.
 
     def run(self, explain_infeasible: bool = True) -> Result:
         interrupted = cut = False

@@ -34,6 +34,12 @@ class Rung:
     """Estimated: weights, gradients, the optimizer's state, and what forward keeps for backward."""
 
 
+def check_ratios(ratios: Sequence[float]) -> None:
+    for ratio in ratios:
+        if not 0 < ratio <= 1:
+            raise UsageError(f"rank ratio {ratio:g} is not above 0 and at most 1; e.g. 0.5,0.25,0.125")
+
+
 def ladder(
     model: nn.Module,
     ratios: Sequence[float],
@@ -48,9 +54,7 @@ def ladder(
     least one input; `batch` is the batch size that memory is estimated for; `optimizer_copies` says how many
     tensors the optimizer keeps for each parameter. The model is not touched.
     """
-    for ratio in ratios:
-        if not 0 < ratio <= 1:
-            raise UsageError(f"rank ratio {ratio:g} is not above 0 and at most 1; e.g. 0.5,0.25,0.125")
+    check_ratios(ratios)
     rungs = [_rung(DENSE, model, Structure(), example, batch, optimizer_copies)]
     for ratio in sorted(set(map(float, ratios)), reverse=True):
         structure = choose(model, ratio, where)

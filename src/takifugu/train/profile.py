@@ -25,7 +25,7 @@ from takifugu.plan.files import read_fleet
 from takifugu.plan.problem import Problem
 from takifugu.plan.toml_writer import toml
 from takifugu.train.evaluation import evaluate
-from takifugu.train.ladder import DENSE, Rung, ladder, optimizer_copies
+from takifugu.train.ladder import DENSE, Rung, check_ratios, ladder, optimizer_copies
 from takifugu.train.pilots import PilotResult, PilotRound, Pilots, fresh
 from takifugu.train.workload import Workload
 
@@ -98,6 +98,7 @@ class Profile:
         data_dir: str | Path | None = None,
         how: str = "factors",
     ) -> Profile:
+        check_ratios(ratios)  # before data is looked for
         workload = draft.workload()
         names = [node["name"] for node in draft.nodes]
         given = {node["name"]: node.get("samples") for node in draft.nodes}

@@ -1,0 +1,141 @@
+"""What the rungs of a solve share, each made when it is first needed: node sets, offers, prices, limits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+
+import numpy as np
+
+from takifugu.plan import families, relaxation
+from takifugu.plan.attendance import Attendance
+from takifugu.plan.bounds import Dual, Guide, best_dual
+from takifugu.plan.curves import Floats
+from takifugu.plan.fleet import Fleet
+from takifugu.plan.options import Options, enumerable, enumerate_options, joined
+from takifugu.plan.potentials import Landscape, Prices
+from takifugu.plan.prices import search
+from takifugu.plan.problem import Problem
+from takifugu.plan.values import Terrain
+
+
+class Parts:
+    def __init__(self, problem: Problem, check: Callable[[], None] = lambda: None) -> None:
+        self.problem = problem
+        self.check = check
+        """Raises when time is up."""
+
+    @cached_property
+    def fleet(self) -> Fleet:
+        return Fleet.of(self.problem)
+
+    @cached_property
+    def versions(self) -> range:
+        return range(len(self.problem.versions))
+
+    @cached_property
+    def complete(self) -> bool:
+        """Whether all node sets of all versions can be listed."""
+        return all(enumerable(self.fleet, v) for v in self.versions)
+
+    @cached_property
+    def all_options(self) -> list[Options | None]:
+        options = [enumerate_options(self.fleet, v) for v in self.versions]
+        return [o if len(o) else None for o in options]
+
+    @cached_property
+    def multipliers(self) -> Floats:
+        """Prices of labels; good ones depend on the price of time, so that is looked for first, roughly."""
+        picked = sorted({0, len(self.versions) // 2, len(self.versions) - 1})
+        first = relaxation.label_multipliers(self.fleet, picked)
+        if self.fleet.mix is None or self.complete:
+            return first
+        rough = self._relaxed(first)
+        self.prices = search(Terrain(self.problem, rough, 80, self.check))
+        return relaxation.priced_multipliers(
+            self.fleet, first, rough, self.prices.per_second, self.versions[::2]
+        )
+
+    @cached_property
+    def prices(self) -> Prices:
+        """The best prices of time and rounds (where labels count, their multipliers find them)."""
+        return search(Terrain(self.problem, self.offers, 100, self.check))
+
+    @cached_property
+    def offers(self) -> list[relaxation.Offers | None]:
+        if self.complete:
+            return [None if o is None else relaxation.exact_offers(o) for o in self.all_options]
+        return self._relaxed(self.multipliers)
+
+    def _relaxed(self, multipliers: Floats) -> list[relaxation.Offers | None]:
+        grid = relaxation.share_grid(self.fleet)
+        return [relaxation.relaxed_offers(self.fleet, v, multipliers, grid) for v in self.versions]
+
+    @cached_property
+    def land(self) -> Landscape:
+        return Landscape.of(self.problem, self.offers, 500)
+
+    @cached_property
+    def limits(self) -> Guide:
+        """The least time and the fewest rounds from any state: what cannot be done at all."""
+        rounds = self.problem.max_rounds
+        return Guide(
+            (),
+            self.land.potential(Prices(per_second=1.0, energy=0.0)),
+            self.land.potential(Prices(per_round=1.0, energy=0.0)),
+            self.problem.time_limit,
+            np.inf if rounds is None else float(rounds),
+        )
+
+    @cached_property
+    def dual(self) -> Dual:
+        coarse = Landscape.of(self.problem, [o and o.sketch() for o in self.offers], 120)
+        return best_dual(coarse, self.land)
+
+    @cached_property
+    def attendance(self) -> Attendance | None:
+        """Who is there when; nothing if everybody always is."""
+        return None if self.fleet.always_available else Attendance(self.fleet, self.multipliers)
+
+    @cached_property
+    def families(self) -> list[families.Family | None]:
+        return [families.prefixes(self.fleet, v, self.multipliers) for v in self.versions]
+
+    def family_options(self, bins: int) -> list[Options | None]:
+        """A thinned family: the more bins, the more node sets. With windows, also of those who are there at
+        some moments."""
+        prices = self.prices
+        options: list[Options | None] = []
+        for version, family in enumerate(self.families):
+            found = [] if family is None else [family]
+            if self.attendance is not None and family is not None:
+                found += self.attendance.crowds(version)
+            parts = []
+            for one in found:
+                self.check()
+                # Where time has no price, also one at which it weighs as much as energy.
+                even = float(one.energy_j.mean() / max(one.time_s.mean(), 1e-12))
+                times = (
+                    [f * prices.per_second for f in (0.7, 1.0, 1.4, 8.0)]
+                    if prices.per_second
+                    else [0.0, even]
+                )
+                rows = families.thin(one, times, prices.per_round, bins)
+                parts.append(families.family_options(self.fleet, one, rows))
+            options.append(joined(parts) if parts else None)
+        return options
+
+    def quick_options(self) -> list[Options | None]:
+        """For speed alone: at each round time the sets with the most effective data."""
+        found: list[Options | None] = []
+        for family in self.families:
+            if family is None:
+                found.append(None)
+                continue
+            order = np.lexsort((-family.share, family.time_s))
+            before = np.maximum.accumulate(np.concatenate([[-1.0], family.share[order][:-1]]))
+            rows = order[family.share[order] > before]
+            if not self.fleet.always_available:
+                rows = np.unique(np.concatenate([rows, families.thin(family, [0.0, 1e9], 0.0, 20)]))
+            found.append(families.family_options(self.fleet, family, rows))
+        return found
