@@ -245,7 +245,7 @@ def test_wrong_options(draft: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
         (["--ranks", "2.0"], "rank ratio 2 is not"),
         (["--amounts", "1,0"], "are not all above 0"),
         (["--amounts", "1", "--rounds", "2"], "a curve, which needs three rounds"),
-        (["--averaging", "median"], "--averaging 'median'"),
+        (["--averaging", "median"], "averaging 'median' is not known"),
         (["--watts", "0"], "--watts 0 is not above 0"),
         (["-o", str(tmp_path / "no/where.toml")], "does not exist"),
     ]:
