@@ -1,7 +1,7 @@
 """The ways a run can make its model small, by the `kind` of a recipe's `[method]` table.
 
-A method is one file in here and one line in `METHODS`. Importing this package is light: torch is loaded when a
-method is asked for.
+A method is one file in here and one line in `METHODS`. Importing this package is light: torch is loaded when
+a method is asked for.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ METHODS: Mapping[str, str] = {
     "dense": "base:Method",
     "warm-start": "warm_start:WarmStarted",
     "low-rank": "low_rank:LowRank",
+    "lottery-ticket": "lottery_ticket:LotteryTicket",
 }
 """Where each kind lives: file and class."""
 

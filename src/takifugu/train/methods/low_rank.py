@@ -1,8 +1,9 @@
 """Low-rank from the first step on: what a warm start is compared with.
 
-The factors come from the truncated SVD of the fresh network's random weights. That way a layer begins as close as
-its rank allows to the layer the network's author meant, scale included, and its two factors are balanced; factors
-drawn on their own would need an initialization of their own for every scheme, or signals fade or blow up.
+The factors come from the truncated SVD of the fresh network's random weights. That way a layer begins as
+close as its rank allows to the layer the network's author meant, scale included, and its two factors are
+balanced; factors drawn on their own would need an initialization of their own for every scheme, or signals
+fade or blow up.
 """
 
 from __future__ import annotations

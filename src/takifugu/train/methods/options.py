@@ -1,4 +1,4 @@
-"""Checks of the methods' options. A message begins with the option's name; `method_for` says where it stands."""
+"""Checks of the methods' options. A message begins with the option's name, `method_for` puts the table's first."""
 
 from __future__ import annotations
 
