@@ -18,7 +18,7 @@ class Run(Protocol):
     """What a method sees of the run it belongs to."""
 
     model: nn.Module
-    """What trains: the plain model, or it in a wrapper. A method that changes the plain one calls `rewrap_`."""
+    """What trains: the plain model, or it in a wrapper. Whoever changes the plain one wraps it anew."""
     optimizer: Optimizer
     cycle: int
     epoch: int
@@ -59,6 +59,10 @@ class Method:
 
     def after_step_(self, module: nn.Module) -> None:
         """The weights have changed."""
+
+    def parameters(self, module: nn.Module) -> int:
+        """How many the model has, as this method counts."""
+        return sum(p.numel() for p in module.parameters())
 
     # ---- resuming -----------------------------------------------------------------------------------
 
