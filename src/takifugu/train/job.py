@@ -174,11 +174,11 @@ def _board(job: Job) -> Iterator[Any]:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         raise RunError("--tensorboard needs TensorBoard; pip install tensorboard") from None
-    writer = SummaryWriter(job.out / "tensorboard")  # type: ignore[no-untyped-call]
+    writer = SummaryWriter(job.out / "tensorboard")
     try:
         yield writer
     finally:
-        writer.close()  # type: ignore[no-untyped-call]
+        writer.close()
 
 
 @contextmanager

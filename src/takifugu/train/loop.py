@@ -392,7 +392,9 @@ class Training:
         return optimizers.build(table, groups)
 
     def _laid_out(self, module: nn.Module) -> nn.Module:
-        return module.to(memory_format=torch.channels_last) if self.recipe.channels_last else module
+        if self.recipe.channels_last:
+            module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        return module
 
     def _on_device(self, batch: Batch) -> Batch:
         inputs = tuple(tensor.to(self.device, non_blocking=True) for tensor in batch.inputs)
@@ -411,9 +413,9 @@ class Training:
         seed = self.task.batch_seed(self._epoch_number, at.step, rank)
         told = "no number" if loss is None else str(loss)
         return TrainingError(
-            f"the loss is {told} at epoch {at.epoch}, step {at.step} (rank {rank}, batch seed {seed}, learning "
-            f"rate {self.optimizer.param_groups[0]['lr']:g}); lower optimizer.lr, set clip_norm, or look for "
-            "broken samples"
+            f"the loss is {told} at epoch {at.epoch + 1}, step {at.step + 1} (rank {rank}, batch seed {seed}, "
+            f"learning rate {self.optimizer.param_groups[0]['lr']:g}); lower optimizer.lr, set clip_norm, or "
+            "look for broken samples"
         )
 
 

@@ -120,8 +120,8 @@ class Together(Processes):
         if sharding == "fsdp":
             from torch.distributed.fsdp import fully_shard
 
-            sharded: nn.Module = fully_shard(module)
-            return sharded
+            fully_shard(module)  # in place: the same object, of another class
+            return module
         from torch.nn.parallel import DistributedDataParallel
 
         own = [torch.device(self.device)] if self.device.startswith("cuda") else None
@@ -138,7 +138,8 @@ class Together(Processes):
 def check_sharding(sharding: str) -> None:
     if sharding not in SHARDINGS:
         raise UsageError(
-            f"--sharding {sharding!r} is not known{near_misses(sharding, SHARDINGS)}; one of {', '.join(SHARDINGS)}"
+            f"--sharding {sharding!r} is not known{near_misses(sharding, SHARDINGS)}; "
+            f"one of {', '.join(SHARDINGS)}"
         )
 
 

@@ -78,7 +78,7 @@ def names() -> list[str]:
 
 
 def load(source: str | Path, overrides: Sequence[str] = ()) -> Recipe:
-    """A recipe by name or path, with `field=value` overrides (`data.batch_size=64`) put in before it is checked."""
+    """A recipe by name or path, with `field=value` overrides (`data.batch_size=64`), checked."""
     return checked(overridden(_table(source), overrides), str(source))
 
 
@@ -125,8 +125,8 @@ def _table(source: str | Path) -> dict[str, Any]:
     if not text.endswith(".toml"):
         if text not in names():
             raise UsageError(
-                f"there is no recipe {text!r}{near_misses(text, names())}; `takifugu train --list` shows those "
-                "there are, a path ends in .toml"
+                f"there is no recipe {text!r}{near_misses(text, names())}; `takifugu train --list` shows "
+                "those there are, a path ends in .toml"
             )
         return tomllib.loads((_shelf() / f"{text}.toml").read_text(encoding="utf-8"))
     try:

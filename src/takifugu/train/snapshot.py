@@ -1,4 +1,4 @@
-"""A training run at one step, as the bytes of a safetensors file: model, optimizer, method, and where it stands.
+"""A training run at one step, as the bytes of a safetensors file: model, optimizer, method, standing.
 
 Everything is kept by name and in full, whatever the model is wrapped or sharded in, so that a snapshot can be
 looked at with plain tools.
@@ -85,7 +85,7 @@ def optimizer_tensors(
     module: nn.Module, optimizer: Optimizer
 ) -> tuple[dict[str, Tensor], list[dict[str, Any]], dict[str, dict[str, Any]]]:
     """The state's tensors, the groups by parameter names, and what of the state is plain numbers."""
-    names = {parameter: name for name, parameter in module.named_parameters()}
+    names: dict[Any, str] = {parameter: name for name, parameter in module.named_parameters()}
     groups = [
         {key: [names[p] for p in value] if key == "params" else value for key, value in group.items()}
         for group in optimizer.param_groups

@@ -40,7 +40,7 @@ def training_step_(
     value = float(loss.detach())
     optimizer.zero_grad(set_to_none=True)
     if scaler is None:
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
     else:
         scaler.scale(loss).backward()
     check(value)

@@ -6,8 +6,8 @@
     model.safetensors   the trained model, for `takifugu.load`
     result.json         what came out
 
-A checkpoint knows how long metrics.jsonl was when it was made; what was written later is cut away when the run
-goes on from there. So a run that is killed at any moment loses only the steps since its last checkpoint.
+A checkpoint knows how long metrics.jsonl was when it was made; what was written later is cut away when the
+run goes on from there. So a run that is killed at any moment loses only the steps since its last checkpoint.
 """
 
 from __future__ import annotations
@@ -84,8 +84,8 @@ class TrainingFolder:
             if ours != theirs:
                 what = key.removesuffix("_sha256")
                 raise RunError(
-                    f"{self.path}: was started with another {what} ({str(ours)[:12]}, now {str(theirs)[:12]}); "
-                    f"{advice}, or choose another --out"
+                    f"{self.path}: was started with another {what} ({str(ours)[:12]}, now "
+                    f"{str(theirs)[:12]}); {advice}, or choose another --out"
                 )
 
     def locked(self) -> AbstractContextManager[None]:

@@ -57,8 +57,8 @@ class RawImages:
     """Bytes, (N, channels, height, width)."""
     labels: Tensor
     classes: int
-    mean: tuple[float, ...]
-    deviation: tuple[float, ...]
+    mean: tuple[float, ...] = (0.0,)
+    deviation: tuple[float, ...] = (1.0,)
     """Of each channel, once the images are divided by `scale`."""
     scale: float = 255.0
 

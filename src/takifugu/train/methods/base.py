@@ -20,13 +20,19 @@ class Run(Protocol):
     model: nn.Module
     """What trains: the plain model, or it in a wrapper. Whoever changes the plain one wraps it anew."""
     optimizer: Optimizer
-    cycle: int
-    epoch: int
-    """Within the cycle, from 0."""
-    epochs: int
-    """Of a cycle."""
     sharding: str
     """none, ddp or fsdp."""
+
+    @property
+    def cycle(self) -> int: ...
+
+    @property
+    def epoch(self) -> int:
+        """Within the cycle, from 0."""
+
+    @property
+    def epochs(self) -> int:
+        """Of a cycle."""
 
     @property
     def module(self) -> nn.Module:

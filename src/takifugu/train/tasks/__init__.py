@@ -43,7 +43,7 @@ def _images(recipe: Recipe, data_dir: Path | None, place: Place) -> Task:
     table = recipe.data
     if table.options:
         raise UsageError(f"data.options.{next(iter(table.options))}: {table.name} has no such option")
-    train = datasets.load_raw(table.name, data_dir)
+    train = _read(table.name, data_dir, "train")
     labels = train.labels.numpy()
     places = torch.arange(len(labels))
     if table.limit is not None and table.limit < len(labels):
@@ -56,11 +56,11 @@ def _images(recipe: Recipe, data_dir: Path | None, place: Place) -> Task:
 
     def part(raw: datasets.RawImages, chosen: torch.Tensor | None, augmented: bool = False) -> TensorImages:
         images, of = (raw.images, raw.labels) if chosen is None else (raw.images[chosen], raw.labels[chosen])
-        return TensorImages(images, of, raw.mean, raw.deviation, augmented)
+        return TensorImages(images, of, raw.mean, raw.deviation, raw.scale, augmented)
 
     parts = {"train": part(train, places, table.augment)}
-    if datasets.has_test(table.name):
-        parts["test"] = part(datasets.load_raw(table.name, data_dir, "test"), None)
+    if table.name != "digits" and ":" not in table.name:
+        parts["test"] = part(_read(table.name, data_dir, "test"), None)
         parts["validation"] = part(train, held) if table.validation else parts["test"]
     elif table.validation:
         parts["validation"] = parts["test"] = part(train, held)
@@ -75,6 +75,13 @@ def _images(recipe: Recipe, data_dir: Path | None, place: Place) -> Task:
         place=place,
         label_smoothing=table.label_smoothing,
     )
+
+
+def _read(name: str, folder: Path | None, part: str) -> datasets.RawImages:
+    if ":" not in name:
+        return datasets.load_raw(name, folder, part)
+    own = datasets.load(name, folder, part)
+    return datasets.RawImages(own.inputs, own.labels, own.classes, scale=1.0)
 
 
 def _imagenet(recipe: Recipe, data_dir: Path | None, place: Place) -> Task:

@@ -34,20 +34,19 @@ class TensorImages:
         self,
         images: Tensor,
         labels: Tensor,
-        mean: tuple[float, ...] | None = None,
-        deviation: tuple[float, ...] | None = None,
+        mean: tuple[float, ...] = (0.0,),
+        deviation: tuple[float, ...] = (1.0,),
+        scale: float = 1.0,
         augmented: bool = False,
     ) -> None:
-        self.images, self.labels = images, labels
-        self.mean, self.deviation, self.augmented = mean, deviation, augmented
+        self.images, self.labels, self.augmented = images, labels, augmented
+        self.mean, self.deviation, self.scale = mean, deviation, scale
 
     def inputs(self, places: Tensor, seed: int | None) -> Tensor:
         images = self.images[places]
         if seed is not None and self.augmented:
             images = augment.crop_and_flip(images, seed)
-        if self.mean is None or self.deviation is None:
-            return images.float()
-        return augment.normalize(images, self.mean, self.deviation)
+        return augment.normalize(images, self.mean, self.deviation, self.scale)
 
 
 class ImageTask(Task):
