@@ -59,8 +59,7 @@ class RawImages:
     classes: int
     mean: tuple[float, ...]
     deviation: tuple[float, ...]
-    """Of each channel, once the images are divided by `scale`."""
-    scale: float = 255.0
+    """Of each channel, as parts of 255."""
 
     @property
     def facts(self) -> Facts:
@@ -126,12 +125,14 @@ def load(name: str, folder: str | Path | None = None, part: str = "train") -> Da
     if facts(name) is None:
         return _own(name)
     raw = load_raw(name, folder, part)
+    if name == "digits":
+        return Dataset(raw.images / 16, raw.labels, raw.classes)
     per_channel = (1, -1, 1, 1)
     mean = torch.tensor(raw.mean).view(per_channel)
     deviation = torch.tensor(raw.deviation).view(per_channel)
     # In place: the larger data sets fill hundreds of megabytes.
     inputs = raw.images.float()
-    inputs.div_(raw.scale).sub_(mean).div_(deviation)
+    inputs.div_(255.0).sub_(mean).div_(deviation)
     return Dataset(inputs, raw.labels, raw.classes)
 
 
@@ -148,6 +149,11 @@ def load_raw(name: str, folder: str | Path | None = None, part: str = "train") -
     images, labels = source.read(provided(name, folder), source.files[part])
     pixels = torch.from_numpy(images).reshape(-1, *source.facts.shape)
     return RawImages(pixels, torch.from_numpy(labels), source.facts.classes, source.mean, source.deviation)
+
+
+def has_test(name: str) -> bool:
+    """Whether the data set comes with a part for testing."""
+    return name in _SOURCES
 
 
 def _check(part: str) -> None:
@@ -212,7 +218,8 @@ def _digits(part: str) -> RawImages:
         raise DataError("digits come with scikit-learn; pip install 'takifugu[demo]'") from None
     bunch = load_digits()
     images = torch.tensor(bunch.images, dtype=torch.uint8)[:, None]
-    return RawImages(images, torch.tensor(bunch.target, dtype=torch.long), 10, (0.0,), (1.0,), scale=16.0)
+    # The pixels go from 0 to 16.
+    return RawImages(images, torch.tensor(bunch.target, dtype=torch.long), 10, (0.0,), (16 / 255,))
 
 
 def _find(folder: Path, wanted: tuple[str, ...]) -> list[Path]:
