@@ -90,3 +90,5 @@ def test_normalize() -> None:
     augment.normalize(floats, mean, deviation)
     assert torch.equal(images, before)
     assert torch.equal(floats, before.float())  # what is float already is not changed in place
+    rows = torch.rand(5, 7)  # not only images
+    assert torch.equal(augment.normalize(rows, (0.0,), (1.0,), scale=1.0), rows)

