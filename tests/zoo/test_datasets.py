@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from takifugu.errors import DataError, UsageError
-from takifugu.zoo import datasets
+from takifugu.zoo import augment, datasets
 
 
 def _idx(array: np.ndarray) -> bytes:
@@ -152,6 +152,11 @@ def test_raw_images_are_bytes_that_normalize_to_what_load_gives(folder: Path, na
     assert torch.equal(raw.labels, data.labels)
     mean, deviation = (torch.tensor(t)[:, None, None] for t in (raw.mean, raw.deviation))
     assert torch.equal((raw.images / raw.scale - mean) / deviation, data.inputs)
+    assert torch.equal(augment.normalize(raw.images, raw.mean, raw.deviation, raw.scale), data.inputs)
+
+
+def test_which_have_a_test_part() -> None:
+    assert [name for name in datasets.names() if not datasets.has_test(name)] == ["digits"]
 
 
 def test_a_function_has_no_raw_images() -> None:

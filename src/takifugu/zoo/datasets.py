@@ -150,6 +150,11 @@ def load_raw(name: str, folder: str | Path | None = None, part: str = "train") -
     return RawImages(pixels, torch.from_numpy(labels), source.facts.classes, source.mean, source.deviation)
 
 
+def has_test(name: str) -> bool:
+    """Whether the data set comes with a part for testing."""
+    return name in _SOURCES
+
+
 def _check(part: str) -> None:
     if part not in ("train", "test"):
         raise UsageError(f"part {part!r} of a data set; one of train, test")
@@ -212,7 +217,7 @@ def _digits(part: str) -> RawImages:
         raise DataError("digits come with scikit-learn; pip install 'takifugu[demo]'") from None
     bunch = load_digits()
     images = torch.tensor(bunch.images, dtype=torch.uint8)[:, None]
-    return RawImages(images, torch.tensor(bunch.target, dtype=torch.long), 10, (0.0,), (1.0,), scale=16.0)
+    return RawImages(images, torch.tensor(bunch.target, dtype=torch.long), 10, scale=16.0)
 
 
 def _find(folder: Path, wanted: tuple[str, ...]) -> list[Path]:
