@@ -157,7 +157,7 @@ def _lines(result: Mapping[str, Any]) -> Iterator[str]:
 
 
 class _Talk:
-    """A bar on a terminal, and a line for every epoch and event everywhere. The other processes are silent."""
+    """A bar on a terminal, and a line for every epoch and event everywhere; other processes are silent."""
 
     def __init__(self, job: Job, leads: bool) -> None:
         self.job, self.leads = job, leads

@@ -413,8 +413,8 @@ class Training:
         seed = self.task.batch_seed(self._epoch_number, at.step, rank)
         told = "no number" if loss is None else str(loss)
         return TrainingError(
-            f"the loss is {told} at epoch {at.epoch + 1}, step {at.step + 1} (rank {rank}, batch seed {seed}, "
-            f"learning rate {self.optimizer.param_groups[0]['lr']:g}); lower optimizer.lr, set clip_norm, or "
+            f"the loss is {told} at epoch {at.epoch + 1}, step {at.step + 1} (rank {rank}, batch seed "
+            f"{seed}, learning rate {self.optimizer.param_groups[0]['lr']:g}); lower optimizer.lr, set clip_norm, or "
             "look for broken samples"
         )
 

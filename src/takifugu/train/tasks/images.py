@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any, Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from takifugu.errors import DataError
+from takifugu.train.partition import validation_split
 from takifugu.train.seeds import derived
+from takifugu.train.tasks import options_of
 from takifugu.train.tasks.base import Batch, Carry, Place, Sums, Task
-from takifugu.zoo import augment
+from takifugu.zoo import augment, datasets
+
+if TYPE_CHECKING:
+    from takifugu.train.recipe import Recipe
 
 EVALUATED_AT_ONCE = 512
 
@@ -123,3 +129,49 @@ class ImageTask(Task):
         order = torch.randperm(len(self.parts["train"].labels), generator=shuffle)
         missing = self._mine * self.place.world - len(order)
         return torch.cat([order, order[:missing]])[self.place.rank :: self.place.world]
+
+
+def image_task(recipe: Recipe, data_dir: Path | None, place: Place) -> ImageTask:
+    """Of a recipe's `[data]`: which images train, which are held back, and which test."""
+    table = recipe.data
+    options_of(table, {})
+    train = _read(table.name, data_dir, "train")
+    labels = train.labels.numpy()
+    places = torch.arange(len(labels))
+    if table.limit is not None and table.limit < len(labels):
+        # The part that a split of this share would hold back: every label keeps its weight.
+        places = torch.from_numpy(validation_split(labels, table.limit / len(labels), recipe.seed + 1)[1])
+    held = places[:0]
+    if table.validation:
+        kept, back = validation_split(labels[places.numpy()], table.validation, recipe.seed)
+        places, held = places[torch.from_numpy(kept)], places[torch.from_numpy(back)]
+
+    parts = {"train": _part(train, places, table.augment)}
+    if table.name != "digits" and ":" not in table.name:
+        test = _read(table.name, data_dir, "test")
+        parts["test"] = _part(test, torch.arange(len(test.labels)))
+        parts["validation"] = _part(train, held) if table.validation else parts["test"]
+    elif table.validation:
+        parts["validation"] = parts["test"] = _part(train, held)
+    else:
+        raise DataError(f"{table.name} has no test part; hold some of it back: data.validation = 0.2")
+    return ImageTask(
+        parts,
+        train.classes,
+        tuple(train.images.shape[1:]),
+        batch_size=table.batch_size,
+        seed=recipe.seed,
+        place=place,
+        label_smoothing=table.label_smoothing,
+    )
+
+
+def _read(name: str, folder: Path | None, part: str) -> datasets.RawImages:
+    if ":" not in name:
+        return datasets.load_raw(name, folder, part)
+    own = datasets.load(name, folder, part)
+    return datasets.RawImages(own.inputs, own.labels, own.classes, scale=1.0)
+
+
+def _part(raw: datasets.RawImages, places: Tensor, augmented: bool = False) -> TensorImages:
+    return TensorImages(raw.images[places], raw.labels[places], raw.mean, raw.deviation, raw.scale, augmented)

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from takifugu.errors import DataError
+from takifugu.train.tasks import options_of
 from takifugu.train.tasks.base import Batch, Carry, Place, Sums, Task
-from takifugu.zoo.language import Language
+from takifugu.zoo.language import Language, load_language
 from takifugu.zoo.options import require_counts
+
+if TYPE_CHECKING:
+    from takifugu.train.recipe import Recipe
 
 
 class LanguageTask(Task):
@@ -105,3 +110,13 @@ def _window(streams: Tensor, step: int, size: int) -> tuple[Tensor, Tensor]:
     begin = step * size
     end = min(begin + size, len(streams) - 1)
     return streams[begin:end], streams[begin + 1 : end + 1]
+
+
+def language_task(recipe: Recipe, data_dir: Path | None, place: Place) -> LanguageTask:
+    """Of a recipe's `[data]`; its options are `bptt` and `vocabulary` (the most frequent words only)."""
+    table = recipe.data
+    options = options_of(
+        table, {"bptt": int, "vocabulary": int}, unused=("augment", "validation", "label_smoothing")
+    )
+    data = load_language(data_dir, vocabulary=options.pop("vocabulary", None), limit=table.limit)
+    return LanguageTask(data, batch_size=table.batch_size, seed=recipe.seed, place=place, **options)

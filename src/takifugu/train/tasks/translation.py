@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any, cast
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -12,11 +13,15 @@ from torch.nn.functional import cross_entropy
 
 from takifugu.errors import DataError, UsageError
 from takifugu.train.seeds import derived
+from takifugu.train.tasks import options_of
 from takifugu.train.tasks.base import Batch, Carry, Place, Sums, Task
 from takifugu.train.tasks.language import perplexity
 from takifugu.zoo.options import require_counts
 from takifugu.zoo.transformer import Transformer
-from takifugu.zoo.translation import BEGIN, END, PAD, Pairs, Translation
+from takifugu.zoo.translation import BEGIN, END, PAD, Pairs, Translation, load_translation
+
+if TYPE_CHECKING:
+    from takifugu.train.recipe import Recipe
 
 EVALUATED_AT_ONCE = 128
 POOL_BATCHES = 50
@@ -186,3 +191,17 @@ def _bleu_class() -> Any:
     except ImportError:
         raise UsageError("BLEU is computed by sacrebleu; pip install 'takifugu[train]'") from None
     return BLEU
+
+
+def translation_task(recipe: Recipe, data_dir: Path | None, place: Place) -> TranslationTask:
+    """Of a recipe's `[data]`; its option is `vocabulary`, the number of byte-pair tokens."""
+    table = recipe.data
+    options = options_of(table, {"vocabulary": int}, unused=("augment", "validation"))
+    data = load_translation(data_dir, limit=table.limit, **options)
+    return TranslationTask(
+        data,
+        batch_size=table.batch_size,
+        seed=recipe.seed,
+        place=place,
+        label_smoothing=table.label_smoothing,
+    )
