@@ -13,6 +13,7 @@ import pytest
 
 HERE = Path(__file__).parent
 CASES_FOLDER = HERE.parent / "lowrank"
+RUN_FOLDER = HERE.parent / "train"
 sys.path.insert(0, str(CASES_FOLDER))
 
 from every_kind import CASES  # noqa: E402
@@ -25,18 +26,18 @@ Results = dict[str, list[dict[str, Any]]]
 TIMEOUT_S = 240
 
 
-def run_job(job: str, folder: Path, count: int = 2) -> Results:
-    """Runs the job on all processes. Nothing is left running."""
+def run_job(job: str, folder: Path, count: int = 2, worker: str = "worker.py") -> Results:
+    """Runs the worker's job on all processes. Nothing is left running."""
     environment = {
         **os.environ,
         "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": os.pathsep.join([str(CASES_FOLDER), os.environ.get("PYTHONPATH", "")]),
+        "PYTHONPATH": os.pathsep.join([str(CASES_FOLDER), str(RUN_FOLDER), os.environ.get("PYTHONPATH", "")]),
     }
     logs = [folder / f"{rank}.log" for rank in range(count)]
     processes = []
     try:
         for rank, log in enumerate(logs):
-            command = [sys.executable, str(HERE / "worker.py"), job, str(folder), str(rank), str(count)]
+            command = [sys.executable, str(HERE / worker), job, str(folder), str(rank), str(count)]
             with log.open("wb") as output:
                 processes.append(
                     subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT)

@@ -22,6 +22,7 @@ METHODS: Mapping[str, str] = {
     "warm-start": "warm_start:WarmStarted",
     "low-rank": "low_rank:LowRank",
     "lottery-ticket": "lottery_ticket:LotteryTicket",
+    "early-bird": "early_bird:EarlyBird",
 }
 """Where each kind lives: file and class."""
 

@@ -36,8 +36,8 @@ class LotteryTicket(Method):
     keep: instead of prune: the share of all the model's parameters that is left in the end.
     rewind: the weights return to those at the beginning of this epoch; 0 is the initialization.
 
-    Magnitudes are compared across all layers. Weights of convolutions and Linears are pruned, but those of
-    the last Linear and those shared with another kind of module (an embedding) are not; biases and norms stay.
+    Magnitudes are compared across all layers. Weights of convolutions and Linears are pruned, but not
+    those of the last Linear, nor those shared with another kind of module (an embedding). All else stays.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Checks of the methods' options. A message begins with the option's name, `method_for` puts the table's first."""
+"""Checks of the methods' options. Messages begin with its name; `method_for` says where it stands."""
 
 from __future__ import annotations
 
