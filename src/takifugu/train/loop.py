@@ -414,8 +414,8 @@ class Training:
         told = "no number" if loss is None else str(loss)
         return TrainingError(
             f"the loss is {told} at epoch {at.epoch + 1}, step {at.step + 1} (rank {rank}, batch seed "
-            f"{seed}, learning rate {self.optimizer.param_groups[0]['lr']:g}); lower optimizer.lr, set clip_norm, or "
-            "look for broken samples"
+            f"{seed}, learning rate {self.optimizer.param_groups[0]['lr']:g}); lower optimizer.lr, "
+            "set clip_norm, or look for broken samples"
         )
 
 

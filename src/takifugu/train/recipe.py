@@ -1,6 +1,7 @@
 """`Recipe`: a training run as data. TOML files; those of the package by name, any field overridden.
 
 A recipe says everything that the result follows from, but for the data's folder and the number of processes.
+`base = "another recipe"` takes all fields of another one and changes some.
 """
 
 from __future__ import annotations
@@ -120,7 +121,32 @@ def overridden(data: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, A
     return changed
 
 
-def _table(source: str | Path) -> dict[str, Any]:
+def _table(source: str | Path, above: tuple[str, ...] = ()) -> dict[str, Any]:
+    """A recipe's fields, those of its base included."""
+    data = _read(source)
+    base = data.pop("base", None)
+    if base is None:
+        return data
+    if not isinstance(base, str) or base in above:
+        raise UsageError(f"{source}: base: {base!r} is not the name or the path of another recipe")
+    if base.endswith(".toml"):
+        base = str(Path(source).parent / base)
+    return _merged(_table(base, (*above, base)), data)
+
+
+def _merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in changes.items():
+        below = merged.get(key)
+        tables = isinstance(value, dict) and isinstance(below, dict)
+        if tables and value.get("kind") in (None, below.get("kind")):
+            merged[key] = _merged(below, value)
+        else:
+            merged[key] = value  # of another kind, the old options would mean nothing
+    return merged
+
+
+def _read(source: str | Path) -> dict[str, Any]:
     text = str(source)
     if not text.endswith(".toml"):
         if text not in names():
