@@ -187,7 +187,7 @@ def _bleu_names() -> tuple[str, ...]:
 
 def _bleu_class() -> Any:
     try:
-        from sacrebleu.metrics import BLEU
+        from sacrebleu.metrics.bleu import BLEU
     except ImportError:
         raise UsageError("BLEU is computed by sacrebleu; pip install 'takifugu[train]'") from None
     return BLEU
