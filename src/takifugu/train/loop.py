@@ -216,6 +216,7 @@ class Training:
     def run(self, folder: TrainingFolder | None) -> dict[str, Any]:
         """Trains to the end from where it stands. `folder` is the leader's; the others have none."""
         self._saved_at = time.monotonic()
+        self.method.attach_(self)
         devices = [self.device] if self.device.type == "cuda" else []
         with ThreadPoolExecutor(1, "batches") as ahead, torch.random.fork_rng(devices=devices):
             while self.standing.cycle < self.method.cycles:

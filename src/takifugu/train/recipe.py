@@ -138,11 +138,10 @@ def _merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, An
     merged = dict(base)
     for key, value in changes.items():
         below = merged.get(key)
-        tables = isinstance(value, dict) and isinstance(below, dict)
-        if tables and value.get("kind") in (None, below.get("kind")):
-            merged[key] = _merged(below, value)
-        else:
-            merged[key] = value  # of another kind, the old options would mean nothing
+        merged[key] = value
+        if isinstance(value, dict) and isinstance(below, dict):
+            # Of another kind, the old options would mean nothing.
+            merged[key] = _merged(below, value) if value.get("kind") in (None, below.get("kind")) else value
     return merged
 
 

@@ -57,6 +57,9 @@ class Method:
     def build_(self, module: nn.Module) -> None:
         """Changes a fresh model before anything wraps it, at the start of a run."""
 
+    def attach_(self, run: Run) -> None:
+        """Model and optimizer are there, at the start of a run or where it goes on: the place for hooks."""
+
     def before_epoch_(self, run: Run) -> None:
         """The epoch `run.epoch` of `run.cycle` is about to begin. The place to change the model."""
 
