@@ -127,11 +127,12 @@ def _table(source: str | Path, above: tuple[str, ...] = ()) -> dict[str, Any]:
     base = data.pop("base", None)
     if base is None:
         return data
+    if isinstance(base, str) and base.endswith(".toml"):
+        base = str(Path(source).parent / base)
+    above = (*above, str(source))
     if not isinstance(base, str) or base in above:
         raise UsageError(f"{source}: base: {base!r} is not the name or the path of another recipe")
-    if base.endswith(".toml"):
-        base = str(Path(source).parent / base)
-    return _merged(_table(base, (*above, base)), data)
+    return _merged(_table(base, above), data)
 
 
 def _merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
