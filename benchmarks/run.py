@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-NAMES = ("startup", "factorize", "step", "lstm")
+NAMES = ("startup", "factorize", "step", "lstm", "augment")
 
 
 def main() -> int:

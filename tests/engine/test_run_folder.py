@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import takifugu as tk
-from takifugu.engine import folder as folder_module
+from takifugu import durable
 from takifugu.engine.folder import RunFolder
 from takifugu.errors import CheckpointError, RunError
 
@@ -222,7 +222,7 @@ def test_a_full_disk_is_a_clear_error_and_loses_nothing(tmp_path: Path, monkeypa
     def full(*_: Any, **__: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    for where, name in ((os, "fsync"), (os, "replace"), (folder_module, "_append")):
+    for where, name in ((os, "fsync"), (os, "replace"), (durable, "append")):
         with monkeypatch.context() as patched:
             patched.setattr(where, name, full)
             with pytest.raises(RunError, match=r"No space left on device.*round 2 is safe.*--resume"):

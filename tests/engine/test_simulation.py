@@ -328,9 +328,9 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 sys.path.insert(0, {tests!r})
-from takifugu.engine import folder
+from takifugu import durable
 from test_simulation import kill_run
-write, when, log = folder._append, {when!r}, {log!r}
+write, when, log = durable.append, {when!r}, {log!r}
 def die():
     os.kill(os.getpid(), signal.SIGKILL)
 def mortal(path, rows):
@@ -345,7 +345,7 @@ def mortal(path, rows):
     write(path, rows)
     if due:
         die()
-folder._append = mortal
+durable.append = mortal
 kill_run(Path({folder!r}))
 """
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from takifugu.errors import DataError, UsageError
-from takifugu.zoo import datasets
+from takifugu.zoo import augment, datasets
 
 
 def _idx(array: np.ndarray) -> bytes:
@@ -140,3 +140,25 @@ def test_other_damage(folder: Path) -> None:
         datasets.load("cifar")
     with pytest.raises(UsageError, match="part 'validation'"):
         datasets.load("mnist", part="validation")
+
+
+@pytest.mark.parametrize("name", ["mnist", "fashion-mnist", "cifar10", "digits"])
+def test_raw_images_are_bytes_that_normalize_to_what_load_gives(folder: Path, name: str) -> None:
+    if name == "digits":
+        pytest.importorskip("sklearn")
+    raw, data = datasets.load_raw(name, folder), datasets.load(name, folder)
+    assert raw.images.dtype == torch.uint8
+    assert raw.facts == data.facts == datasets.facts(name)
+    assert torch.equal(raw.labels, data.labels)
+    mean, deviation = (torch.tensor(t)[:, None, None] for t in (raw.mean, raw.deviation))
+    assert torch.equal((raw.images / raw.scale - mean) / deviation, data.inputs)
+    assert torch.equal(augment.normalize(raw.images, raw.mean, raw.deviation, raw.scale), data.inputs)
+
+
+def test_which_have_a_test_part() -> None:
+    assert [name for name in datasets.names() if not datasets.has_test(name)] == ["digits"]
+
+
+def test_a_function_has_no_raw_images() -> None:
+    with pytest.raises(UsageError, match="'some.module:function' is a function"):
+        datasets.load_raw("some.module:function")

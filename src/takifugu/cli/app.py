@@ -39,9 +39,11 @@ from takifugu.cli.plan import plan  # noqa: E402
 from takifugu.cli.profile import profile  # noqa: E402
 from takifugu.cli.report import report  # noqa: E402
 from takifugu.cli.run import run  # noqa: E402
+from takifugu.cli.train import train  # noqa: E402
 
 app.command()(demo)
 app.command()(inspect)
+app.command()(train)
 app.add_typer(profile, name="profile")
 app.command()(plan)
 app.command()(run)

@@ -7,20 +7,15 @@ away when the run is resumed. So a run that is killed at any moment loses at mos
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-try:
-    import fcntl
-except ImportError:  # Windows has no such locks
-    fcntl = None  # type: ignore[assignment]
-
+from takifugu import durable
+from takifugu.durable import Row
 from takifugu.errors import CheckpointError, RunError, StructureError
 from takifugu.structure import Structure
 
@@ -28,8 +23,6 @@ FORMAT = "takifugu.run/1"
 LOGS = ("rounds.jsonl", "nodes.jsonl", "events.jsonl")
 KEPT = 2
 """Checkpoints kept: the newest, and one to fall back to."""
-
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -68,13 +61,15 @@ class RunFolder:
         with _disk(path, 0):
             (path / "checkpoints").mkdir(parents=True, exist_ok=True)
             (path / "structures").mkdir(exist_ok=True)
-            _write(path / "problem.json", _pretty(problem))
-            _write(path / "plan.json", _pretty(plan))
+            durable.write_json(path / "problem.json", problem)
+            durable.write_json(path / "plan.json", plan)
             for structure in structures:
-                _write(path / "structures" / f"{structure.id}.json", structure.to_json(indent=2) + "\n")
+                durable.write_text(
+                    path / "structures" / f"{structure.id}.json", structure.to_json(indent=2) + "\n"
+                )
             for log in LOGS:
-                _write(path / log, "")
-            _write(path / "run.json", _pretty(header))  # last: with it, the folder is a run
+                durable.write_text(path / log, "")
+            durable.write_json(path / "run.json", header)  # last: with it, the folder is a run
         return cls(path, header)
 
     @classmethod
@@ -82,11 +77,11 @@ class RunFolder:
         path = Path(path)
         if not path.is_dir():
             raise RunError(f"{path}: there is no such run folder; start the run without --resume")
-        header = _read(path / "run.json")
+        header = durable.read_json(path / "run.json")
         if header.get("format") != FORMAT:
             raise RunError(f"{path / 'run.json'}: format is not '{FORMAT}'; is it of a newer version?")
         for name in ("problem.json", "plan.json"):
-            _read(path / name)
+            durable.read_json(path / name)
         return cls(path, header)
 
     def check_same(self, header: Mapping[str, Any]) -> None:
@@ -118,44 +113,34 @@ class RunFolder:
         number = int(row["round"])
         with _disk(self.path, number - 1):
             row = {**row, "checkpoint_sha256": self._keep_checkpoint(number, save)}
-            _append(self.path / "nodes.jsonl", nodes)
-            _append(self.path / "events.jsonl", events)
-            _append(self.path / "rounds.jsonl", [row])
+            durable.append(self.path / "nodes.jsonl", nodes)
+            durable.append(self.path / "events.jsonl", events)
+            durable.append(self.path / "rounds.jsonl", [row])
             self.checkpoint(number - KEPT).unlink(missing_ok=True)
 
     def add_events(self, events: Iterable[Row], last_round: int) -> None:
         with _disk(self.path, last_round):
-            _append(self.path / "events.jsonl", events)
+            durable.append(self.path / "events.jsonl", events)
 
     def finish(self, result: Mapping[str, Any], last_round: int) -> None:
         with _disk(self.path, last_round):
-            _write(self.path / "result.json", _pretty(result))
+            durable.write_json(self.path / "result.json", result)
 
     def checkpoint(self, round: int) -> Path:
         return self.path / "checkpoints" / f"{round}.safetensors"
 
     def _keep_checkpoint(self, number: int, save: Callable[[Path], None]) -> str:
-        path = self.checkpoint(number)
-        partial = path.with_name(f"{path.name}.tmp")
-        try:
-            save(partial)
-            _sync(partial)
-            digest = _sha256(partial)
-            os.replace(partial, path)
-            _sync(path.parent)
-        finally:
-            partial.unlink(missing_ok=True)
-        return digest
+        return durable.write_file(self.checkpoint(number), save)
 
     # ---- looking ------------------------------------------------------------------------------------
 
     def rows(self, log: str) -> Iterator[Row]:
         """The whole lines of a log, checked. A torn last line is what a crash leaves: it is not there."""
-        yield from (row for row, _ in _lines(self.path / log))
+        yield from (row for row, _ in durable.lines(self.path / log))
 
     def result(self) -> Row | None:
         path = self.path / "result.json"
-        return _read(path) if path.exists() else None
+        return durable.read_json(path) if path.exists() else None
 
     def structure(self, id: str) -> Structure:
         path = self.path / "structures" / f"{id}.json"
@@ -170,14 +155,7 @@ class RunFolder:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Only one process at a time carries a run out; the lock ends with the process, however it ends."""
-        with (self.path / "run.json").open("rb") as file:
-            if fcntl is not None:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except OSError:
-                    raise RunError(
-                        f"{self.path}: another process is carrying this run out; wait for it, or end it"
-                    ) from None
+        with durable.locked(self.path, by="run.json"):
             yield
 
     # ---- going on -----------------------------------------------------------------------------------
@@ -187,7 +165,7 @@ class RunFolder:
 
         `load(path, row)` puts the checkpoint into the model, or raises `CheckpointError`.
         """
-        rounds = list(_lines(self.path / "rounds.jsonl"))
+        rounds = list(durable.lines(self.path / "rounds.jsonl"))
         for place, (row, _) in enumerate(rounds, start=1):
             if (found := row.get("round")) != place:
                 raise RunError(
@@ -217,19 +195,19 @@ class RunFolder:
         if not path.is_file():
             raise CheckpointError(f"{path}: is missing")
         load(path, row)
-        if _sha256(path) != row.get("checkpoint_sha256"):
+        if durable.sha256(path) != row.get("checkpoint_sha256"):
             raise CheckpointError(f"{path}: is not the checkpoint that rounds.jsonl tells of")
 
     def _cut_back(self, number: int, rounds_end: int) -> None:
         (self.path / "result.json").unlink(missing_ok=True)
         for log in ("nodes.jsonl", "events.jsonl"):
             path, end = self.path / log, 0
-            for row, after in _lines(path):
+            for row, after in durable.lines(path):
                 if row.get("round", 0) > number:
                     break
                 end = after
-            _truncate(path, end)
-        _truncate(self.path / "rounds.jsonl", rounds_end)
+            durable.truncate(path, end)
+        durable.truncate(self.path / "rounds.jsonl", rounds_end)
         kept = {self.checkpoint(number - age) for age in range(KEPT)}
         for path in (self.path / "checkpoints").iterdir():
             if path not in kept:
@@ -261,91 +239,6 @@ def _only_leftovers(path: Path) -> bool:
         return False
     names = {p.name.removesuffix(".tmp") for p in path.iterdir()}
     return names <= {*ours, "run.json", "baselines"} and not any((path / "checkpoints").glob("*"))
-
-
-def _write(path: Path, text: str) -> None:
-    partial = path.with_name(f"{path.name}.tmp")
-    with partial.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
-    _sync(path.parent)
-
-
-def _append(path: Path, rows: Iterable[Row]) -> None:
-    text = "".join(json.dumps(row, allow_nan=False, ensure_ascii=False) + "\n" for row in rows)
-    if text:
-        with path.open("a", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-
-
-def _truncate(path: Path, size: int) -> None:
-    with path.open("r+b") as file:
-        file.truncate(size)
-        os.fsync(file.fileno())
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _pretty(data: Mapping[str, Any]) -> str:
-    return json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-
-
-def _read(path: Path) -> Row:
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise RunError(f"{path}: cannot be read ({error.strerror}); is this a run folder?") from None
-    except ValueError as error:
-        raise RunError(
-            f"{path}: is damaged ({error}); put it back, or start anew in another folder"
-        ) from None
-    if not isinstance(data, dict):
-        raise RunError(f"{path}: is damaged (not an object); put it back, or start anew in another folder")
-    return data
-
-
-def _lines(path: Path) -> Iterator[tuple[Row, int]]:
-    """Each whole line, and where in the file it ends. Damage before the last line is an error."""
-    try:
-        opened = path.open("rb")
-    except OSError as error:
-        raise RunError(
-            f"{path}: cannot be read ({error.strerror}); put it back, or start anew in another folder"
-        ) from None
-    end = 0
-    with opened as file:
-        size = os.fstat(file.fileno()).st_size
-        for number, line in enumerate(file, start=1):
-            end += len(line)
-            try:
-                if not line.endswith(b"\n"):
-                    raise ValueError("it breaks off")
-                row = json.loads(line)
-                if not isinstance(row, dict):
-                    raise ValueError("it is not an object")
-            except ValueError as error:
-                if end == size:
-                    return
-                raise RunError(
-                    f"{path} line {number}: is damaged ({error}); put the file back, "
-                    "or start anew in another folder"
-                ) from None
-            yield row, end
 
 
 def _short(value: Any) -> str:

@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from takifugu.engine.folder import Row, RunFolder
+from takifugu.durable import Row
+from takifugu.engine.folder import RunFolder
 from takifugu.engine.policies import Policy
 from takifugu.engine.setting import Setting
 from takifugu.engine.world import Outcome

@@ -67,9 +67,13 @@ class Gathered:
             )
         return meshes[0].get_group()
 
-    def optimizer(self, real: Optimizer, swaps: Sequence[Swap]) -> Optimizer:
-        """A stand-in that holds the plain parameters, with the full state of those about to be replaced."""
-        changing = {p for swap in swaps for p in swap.old.parameters()}
+    def optimizer(self, real: Optimizer, swaps: Sequence[Swap] | None = None) -> Optimizer:
+        """A stand-in that holds the plain parameters, with the full state of those about to be replaced, or
+        of all of them if it is not said which."""
+        if swaps is None:
+            changing = set(self.plain_of.values())
+        else:
+            changing = {p for swap in swaps for p in swap.old.parameters()}
         stand_in = copy.copy(real)
         stand_in.param_groups = [
             {**group, "params": [self.plain_of.get(p, p) for p in group["params"]]}

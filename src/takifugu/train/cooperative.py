@@ -5,7 +5,6 @@ Pilots and the simulation both call it, so that what was predicted and what is r
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 from takifugu.errors import TrainingError, UsageError, near_misses
 from takifugu.lowrank.averaging import Trained, average
 from takifugu.train.round import RoundSpec, Samples, Update, train_round
+from takifugu.train.seeds import derived
 
 WEIGHTS = ("fleet", "members")
 """The mean is over the whole fleet, where whoever sits out counts as unchanged, or over the members alone."""
@@ -40,8 +40,7 @@ class Outcome:
 
 def member_seed(seed: int, round_index: int, name: str) -> int:
     """A member's own seed in a round: whoever else takes part makes no difference to it."""
-    digest = hashlib.sha256(f"{seed}/{round_index}/{name}".encode()).digest()
-    return int.from_bytes(digest[:8], "big") >> 1
+    return derived(seed, round_index, name)
 
 
 @dataclass(frozen=True, eq=False)

@@ -46,7 +46,9 @@ def check(table: Mapping[str, Any], where: str = "optimizer") -> None:
         raise UsageError(f"{where}: {error}") from None
 
 
-def build(table: Mapping[str, Any], parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+def build(
+    table: Mapping[str, Any], parameters: Iterable[nn.Parameter] | Iterable[dict[str, Any]]
+) -> torch.optim.Optimizer:
     """A new optimizer; the table was checked before."""
     options = {name: value for name, value in table.items() if name != "kind"}
     if "betas" in options:

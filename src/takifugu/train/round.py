@@ -17,6 +17,7 @@ from torch.nn.functional import cross_entropy
 
 from takifugu.errors import DataError, TrainingError, UsageError
 from takifugu.train import optimizers
+from takifugu.train.step import training_step_
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """Outputs and labels -> the mean loss of the batch."""
@@ -105,22 +106,12 @@ def _step(
     model: nn.Module, optimizer: torch.optim.Optimizer, batch: Samples, spec: RoundSpec, seed: int, step: int
 ) -> float:
     inputs, labels = batch.inputs.to(spec.device), batch.labels.to(spec.device)
-    try:
-        loss = spec.loss(model(inputs), labels)
-    except ValueError as error:
-        if "more than 1 value per channel" not in str(error):
-            raise
-        raise TrainingError(
-            "batch normalization cannot train on a single sample; give the node at least two, "
-            f"and use a batch size above 1 (it is {spec.batch_size})"
-        ) from None
-    value = float(loss.detach())
-    if not math.isfinite(value):
-        raise _diverged(f"the loss is {value}", step, seed, spec)
-    optimizer.zero_grad(set_to_none=True)
-    loss.backward()
-    optimizer.step()
-    return value
+
+    def check(loss: float) -> None:
+        if not math.isfinite(loss):
+            raise _diverged(f"the loss is {loss}", step, seed, spec)
+
+    return training_step_(optimizer, lambda: spec.loss(model(inputs), labels), check=check)
 
 
 def _batches(samples: int, batch_size: int, shuffle: torch.Generator) -> Iterator[Tensor]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -41,7 +40,7 @@ def training_step_(
     value = float(loss.detach())
     optimizer.zero_grad(set_to_none=True)
     if scaler is None:
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
     else:
         scaler.scale(loss).backward()
     check(value)
@@ -55,9 +54,3 @@ def training_step_(
         scaler.step(optimizer)
         scaler.update()
     return value
-
-
-def finite(value: float, what: str, advice: str) -> None:
-    """Raises `TrainingError` unless the value is a number."""
-    if not math.isfinite(value):
-        raise TrainingError(f"the loss is {value} {what}; {advice}")

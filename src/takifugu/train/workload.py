@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,14 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from takifugu import zoo
 from takifugu.errors import DataError, UsageError, near_misses
-from takifugu.lowrank.layers import kind_of
-from takifugu.named import named
-from takifugu.train import optimizers, partition
+from takifugu.train import models, optimizers, partition
 from takifugu.train.cooperative import check_weights
 from takifugu.train.round import RoundSpec, Samples
-from takifugu.zoo import datasets, registry
+from takifugu.zoo import datasets
 
 _FIELDS = {
     "model": str,
@@ -119,45 +115,11 @@ class Workload:
         sized = {"classes": facts.classes, "inputs": math.prod(facts.shape)}
         if len(facts.shape) == 3:
             sized |= {"in_channels": facts.shape[0], "image_size": facts.shape[1]}
-        build, accepted = self._builder()
-        options = {name: value for name, value in sized.items() if name in accepted}
-        options.update(self.model_options)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.seed)
-            try:
-                model = build(**options)
-            except TypeError as error:
-                raise UsageError(f"workload.model: {self.model!r} cannot be built: {error}") from error
-        if not isinstance(model, nn.Module):
-            raise UsageError(
-                f"workload.model: {self.model!r} gave a {type(model).__name__}, not a torch.nn.Module"
-            )
-        return model
-
-    def _builder(self) -> tuple[Callable[..., Any], set[str]]:
-        if self.model in zoo.names():
-            return lambda **options: zoo.build(self.model, **options), registry.accepts(self.model)
-        if ":" not in self.model:
-            raise UsageError(
-                f"workload.model: {self.model!r} is neither a zoo network ({', '.join(zoo.names())}) nor of "
-                f"the form package.module:function{near_misses(self.model, zoo.names())}"
-            )
-        function = named(self.model)
-        if not callable(function):
-            raise UsageError(f"workload.model: {self.model!r} is a {type(function).__name__}, not a function")
-        return function, set(inspect.signature(function).parameters)
+        return models.build(self.model, self.model_options, sized, self.seed, "workload.model")
 
     def where(self, model: nn.Module) -> Any:
-        """The layers that go low-rank: `low_rank`'s patterns, or the paper's choice for a zoo network, or all
-        but the last Linear: it is as narrow as there are labels, and a rank below theirs mixes them up."""
-        if self.low_rank:
-            return list(self.low_rank)
-        if self.model in zoo.names():
-            return zoo.where(self.model)
-        linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
-        if not linear:
-            return None
-        return lambda name, module: name != linear[-1] and kind_of(module) is not None
+        """The layers that go low-rank; see `models.usual_where`."""
+        return models.usual_where(self.model, model, self.low_rank)
 
     def spec(self, device: str = "cpu") -> RoundSpec:
         return RoundSpec(self.batch_size, self.optimizer, device=device)

@@ -1,8 +1,9 @@
 """Data sets by name: digits (of scikit-learn), mnist, fashion-mnist, cifar10, or the user's own function.
 
-Files are looked for in a folder the user names, in `TAKIFUGU_DATA`, or in the user's cache folder. Nothing is
-downloaded here; an error says which files belong where. Room rules: this room knows no training, so a data
-set is two plain tensors and what is known about them.
+Files are looked for in a folder the user names, in `TAKIFUGU_DATA`, or in the user's cache folder. What is
+missing is fetched into the cache folder, never into one the user named: there an error says which files
+belong where. Room rules: this room knows no training, so a data set is two plain tensors and what is known
+about them.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from takifugu.errors import DataError, UsageError, near_misses
 from takifugu.named import named
+from takifugu.zoo import downloads, sites
 
 if TYPE_CHECKING:
     import numpy as np
@@ -47,10 +49,27 @@ class Dataset:
         return Facts(tuple(self.inputs.shape[1:]), self.classes)
 
 
+@dataclass(frozen=True, eq=False)
+class RawImages:
+    """Images as they are stored: a quarter of the memory, and what augmentation works on."""
+
+    images: Tensor
+    """Bytes, (N, channels, height, width)."""
+    labels: Tensor
+    classes: int
+    mean: tuple[float, ...] = (0.0,)
+    deviation: tuple[float, ...] = (1.0,)
+    """Of each channel, once the images are divided by `scale`."""
+    scale: float = 255.0
+
+    @property
+    def facts(self) -> Facts:
+        return Facts(tuple(self.images.shape[1:]), self.classes)
+
+
 @dataclass(frozen=True)
 class _Source:
     facts: Facts
-    folder: str
     files: Mapping[str, tuple[str, ...]]
     """By part: train, test."""
     read: Callable[[Path, tuple[str, ...]], Raw]
@@ -65,12 +84,24 @@ def names() -> tuple[str, ...]:
 
 def data_folder(folder: str | Path | None = None) -> Path:
     """Where data sets lie: the folder given, else TAKIFUGU_DATA, else the user's cache folder."""
-    if folder is not None:
-        return Path(folder)
-    if chosen := os.environ.get("TAKIFUGU_DATA"):
-        return Path(chosen)
+    if (chosen := _chosen_folder(folder)) is not None:
+        return chosen
     cache = os.environ.get("XDG_CACHE_HOME")
     return (Path(cache) if cache else Path.home() / ".cache") / "takifugu"
+
+
+def _chosen_folder(folder: str | Path | None) -> Path | None:
+    if folder is not None:
+        return Path(folder)
+    chosen = os.environ.get("TAKIFUGU_DATA")
+    return Path(chosen) if chosen else None
+
+
+def provided(name: str, folder: str | Path | None = None) -> Path:
+    """The folder of a data set's files. What is missing is fetched, unless the user named the folder."""
+    if _chosen_folder(folder) is None:
+        downloads.fetch(name, data_folder())
+    return data_folder(folder) / sites.SITES[name].folder
 
 
 def facts(name: str) -> Facts | None:
@@ -91,21 +122,42 @@ def load(name: str, folder: str | Path | None = None, part: str = "train") -> Da
     """Inputs as float tensors, labels as whole numbers."""
     import torch
 
-    if part not in ("train", "test"):
-        raise UsageError(f"part {part!r} of a data set; one of train, test")
+    _check(part)
     if facts(name) is None:
         return _own(name)
+    raw = load_raw(name, folder, part)
+    per_channel = (1, -1, 1, 1)
+    mean = torch.tensor(raw.mean).view(per_channel)
+    deviation = torch.tensor(raw.deviation).view(per_channel)
+    # In place: the larger data sets fill hundreds of megabytes.
+    inputs = raw.images.float()
+    inputs.div_(raw.scale).sub_(mean).div_(deviation)
+    return Dataset(inputs, raw.labels, raw.classes)
+
+
+def load_raw(name: str, folder: str | Path | None = None, part: str = "train") -> RawImages:
+    """Images as bytes, with what it takes to normalize them."""
+    import torch
+
+    _check(part)
+    if facts(name) is None:
+        raise UsageError(f"{name!r} is a function, which gives tensors and no raw images; use load")
     if name == "digits":
         return _digits(part)
     source = _SOURCES[name]
-    images, labels = source.read(data_folder(folder) / source.folder, source.files[part])
-    per_channel = (1, -1, 1, 1)
-    mean = torch.tensor(source.mean).view(per_channel)
-    deviation = torch.tensor(source.deviation).view(per_channel)
-    # In place: the larger data sets fill hundreds of megabytes.
-    inputs = torch.from_numpy(images).reshape(-1, *source.facts.shape).float()
-    inputs.div_(255.0).sub_(mean).div_(deviation)
-    return Dataset(inputs, torch.from_numpy(labels), source.facts.classes)
+    images, labels = source.read(provided(name, folder), source.files[part])
+    pixels = torch.from_numpy(images).reshape(-1, *source.facts.shape)
+    return RawImages(pixels, torch.from_numpy(labels), source.facts.classes, source.mean, source.deviation)
+
+
+def has_test(name: str) -> bool:
+    """Whether the data set comes with a part for testing."""
+    return name in _SOURCES
+
+
+def _check(part: str) -> None:
+    if part not in ("train", "test"):
+        raise UsageError(f"part {part!r} of a data set; one of train, test")
 
 
 def writers(folder: str | Path | None = None) -> NDArray[np.int64]:
@@ -153,7 +205,7 @@ def _own(name: str) -> Dataset:
     return Dataset(inputs, labels.long(), int(labels.max()) + 1)
 
 
-def _digits(part: str) -> Dataset:
+def _digits(part: str) -> RawImages:
     """1797 real handwritten digits of 8 x 8 pixels."""
     import torch
 
@@ -164,8 +216,8 @@ def _digits(part: str) -> Dataset:
     except ImportError:
         raise DataError("digits come with scikit-learn; pip install 'takifugu[demo]'") from None
     bunch = load_digits()
-    images = torch.tensor(bunch.images, dtype=torch.float32)[:, None] / 16
-    return Dataset(images, torch.tensor(bunch.target, dtype=torch.long), 10)
+    images = torch.tensor(bunch.images, dtype=torch.uint8)[:, None]
+    return RawImages(images, torch.tensor(bunch.target, dtype=torch.long), 10, scale=16.0)
 
 
 def _find(folder: Path, wanted: tuple[str, ...]) -> list[Path]:
@@ -252,11 +304,10 @@ _IDX = {
 _CIFAR = {"train": tuple(f"data_batch_{i}.bin" for i in range(1, 6)), "test": ("test_batch.bin",)}
 
 _SOURCES: Mapping[str, _Source] = {
-    "mnist": _Source(Facts((1, 28, 28), 10), "mnist", _IDX, _read_idx, (0.1307,), (0.3081,)),
-    "fashion-mnist": _Source(Facts((1, 28, 28), 10), "fashion-mnist", _IDX, _read_idx, (0.2860,), (0.3530,)),
+    "mnist": _Source(Facts((1, 28, 28), 10), _IDX, _read_idx, (0.1307,), (0.3081,)),
+    "fashion-mnist": _Source(Facts((1, 28, 28), 10), _IDX, _read_idx, (0.2860,), (0.3530,)),
     "cifar10": _Source(
         Facts((3, 32, 32), 10),
-        "cifar-10-batches-bin",
         _CIFAR,
         _read_cifar,
         (0.4914, 0.4822, 0.4465),

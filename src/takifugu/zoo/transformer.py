@@ -189,15 +189,18 @@ class Transformer(nn.Module):
         visible = visible | ~visible.any(dim=1, keepdim=True)
         return self.encoder(self._embed(source), visible[:, None, None, :]), visible
 
-    def decode(self, target: Tensor, memory: Tensor, visible: Tensor) -> Tensor:
-        """Logits (B, T, vocabulary) for a target prefix, given what `encode` returned."""
+    def decode(self, target: Tensor, memory: Tensor, visible: Tensor, last: bool = False) -> Tensor:
+        """Logits (B, T, vocabulary) for a target prefix, given what `encode` returned.
+
+        `last`: those of the last position only (B, 1, vocabulary), which is what a search looks at.
+        """
         length = target.shape[1]
         square = torch.ones(length, length, dtype=torch.bool, device=target.device)
         own = torch.eye(length, dtype=torch.bool, device=target.device)
         # A position always sees itself, so that padding in front of a target leaves no row empty.
         mask = (square.tril() & (target != self.pad)[:, None, :]) | own
         x = self.decoder(self._embed(target), memory, mask[:, None], visible[:, None, None, :])
-        logits: Tensor = self.output(x)
+        logits: Tensor = self.output(x[:, -1:] if last else x)
         return logits
 
     def _embed(self, tokens: Tensor) -> Tensor:

@@ -18,15 +18,21 @@ class Run(Protocol):
     """What a method sees of the run it belongs to."""
 
     model: nn.Module
-    """What trains: the plain model, or it in a wrapper. A method that changes the plain one calls `rewrap_`."""
+    """What trains: the plain model, or it in a wrapper. Whoever changes the plain one wraps it anew."""
     optimizer: Optimizer
-    cycle: int
-    epoch: int
-    """Within the cycle, from 0."""
-    epochs: int
-    """Of a cycle."""
     sharding: str
     """none, ddp or fsdp."""
+
+    @property
+    def cycle(self) -> int: ...
+
+    @property
+    def epoch(self) -> int:
+        """Within the cycle, from 0."""
+
+    @property
+    def epochs(self) -> int:
+        """Of a cycle."""
 
     @property
     def module(self) -> nn.Module:
@@ -51,6 +57,9 @@ class Method:
     def build_(self, module: nn.Module) -> None:
         """Changes a fresh model before anything wraps it, at the start of a run."""
 
+    def attach_(self, run: Run) -> None:
+        """Model and optimizer are there, at the start of a run or where it goes on: the place for hooks."""
+
     def before_epoch_(self, run: Run) -> None:
         """The epoch `run.epoch` of `run.cycle` is about to begin. The place to change the model."""
 
@@ -59,6 +68,10 @@ class Method:
 
     def after_step_(self, module: nn.Module) -> None:
         """The weights have changed."""
+
+    def parameters(self, module: nn.Module) -> int:
+        """How many the model has, as this method counts."""
+        return sum(p.numel() for p in module.parameters())
 
     # ---- resuming -----------------------------------------------------------------------------------
 

@@ -61,6 +61,11 @@ class LotteryTicket(Method):
         self._start: dict[str, Tensor] = {}
         """Weights and buffers to return to, on the CPU; empty until that epoch."""
 
+    def parameters(self, module: nn.Module) -> int:
+        """Those that are left."""
+        gone = sum(int((~mask).sum()) for mask in self.masks.values())
+        return super().parameters(module) - gone
+
     def before_epoch_(self, run: Run) -> None:
         if run.sharding == "fsdp":
             raise UsageError(

@@ -84,6 +84,9 @@ class WarmStarted(Method):
                 scheme=scheme,
             )
 
+    def attach_(self, run: Run) -> None:
+        self.warm.rewarm.follow_(run.optimizer)  # a run may go on in the middle of it
+
     def before_epoch_(self, run: Run) -> None:
         for at, _ in self.warm.stages:
             if isinstance(at, int) and at >= run.epochs:

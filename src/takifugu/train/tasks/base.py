@@ -51,9 +51,9 @@ class Task(ABC):
         """`batch_size` is that of each process."""
         self.batch_size, self.seed, self.place = batch_size, seed, place
 
-    def batch_seed(self, epoch: int, step: int) -> int:
-        """Of all that is random in this batch on this process."""
-        return derived(self.seed, "batch", epoch, step, self.place.rank)
+    def batch_seed(self, epoch: int, step: int, rank: int | None = None) -> int:
+        """Of all that is random in this batch, on this process or another."""
+        return derived(self.seed, "batch", epoch, step, self.place.rank if rank is None else rank)
 
     @abstractmethod
     def model_options(self) -> dict[str, Any]:
@@ -70,7 +70,7 @@ class Task(ABC):
 
     @abstractmethod
     def loss(self, model: nn.Module, batch: Batch, carry: Carry) -> tuple[Tensor, Carry]:
-        """The mean loss of a batch, and what the next one needs of it. `carry` is None for an epoch's first."""
+        """The mean loss of a batch, and what the next one needs of it; `carry` is None for the first."""
 
     @abstractmethod
     def evaluate(self, model: nn.Module, part: str) -> Sums:

@@ -1,0 +1,66 @@
+"""Models by name, as recipes and workloads name them: a zoo network, or the user's own function."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from takifugu import zoo
+from takifugu.errors import UsageError, near_misses
+from takifugu.lowrank.layers import kind_of
+from takifugu.named import named
+from takifugu.zoo import registry
+
+
+def build(
+    name: str, options: Mapping[str, Any], fitting: Mapping[str, Any], seed: int, field: str
+) -> nn.Module:
+    """The model with fresh weights from the seed.
+
+    Args:
+        options: for its builder.
+        fitting: options that follow from the data; used where the builder has them and `options` does not.
+        field: where the name was given, for messages.
+    """
+    make, accepted = _builder(name, field)
+    arguments = {key: value for key, value in fitting.items() if key in accepted} | dict(options)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        try:
+            model = make(**arguments)
+        except TypeError as error:
+            raise UsageError(f"{field}: {name!r} cannot be built: {error}") from error
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"{field}: {name!r} gave a {type(model).__name__}, not a torch.nn.Module")
+    return model
+
+
+def usual_where(name: str, model: nn.Module, patterns: Sequence[str] = ()) -> Any:
+    """The layers that go low-rank: the patterns', or the paper's choice for a zoo network, or all but the
+    last Linear: it is as narrow as there are labels, and a rank below theirs mixes them up."""
+    if patterns:
+        return list(patterns)
+    if name in zoo.names():
+        return zoo.where(name)
+    linear = [layer for layer, module in model.named_modules() if isinstance(module, nn.Linear)]
+    if not linear:
+        return None
+    return lambda layer, module: layer != linear[-1] and kind_of(module) is not None
+
+
+def _builder(name: str, field: str) -> tuple[Callable[..., Any], set[str]]:
+    if name in zoo.names():
+        return lambda **options: zoo.build(name, **options), registry.accepts(name)
+    if ":" not in name:
+        raise UsageError(
+            f"{field}: {name!r} is neither a zoo network ({', '.join(zoo.names())}) nor of "
+            f"the form package.module:function{near_misses(name, zoo.names())}"
+        )
+    function = named(name)
+    if not callable(function):
+        raise UsageError(f"{field}: {name!r} is a {type(function).__name__}, not a function")
+    return function, set(inspect.signature(function).parameters)

@@ -1,0 +1,194 @@
+"""`Recipe`: a training run as data. TOML files; those of the package by name, any field overridden.
+
+A recipe says everything that the result follows from, but for the data's folder and the number of processes.
+`base = "another recipe"` takes all fields of another one and changes some.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from hashlib import sha256
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from takifugu.errors import UsageError, near_misses
+from takifugu.train import optimizers
+from takifugu.train.schedules import schedule_for
+
+Count = Annotated[int, Field(ge=1)]
+Share = Annotated[float, Field(ge=0, lt=1)]
+
+
+class _Table(BaseModel):
+    # strict: "3" is not a number and true is not 1.
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class ModelTable(_Table):
+    name: str = Field(description="a zoo network, or package.module:function")
+    options: dict[str, Any] = Field({}, description="a table of the builder's options")
+    low_rank: list[str] = Field([], description="a list of layer-name patterns; none: the paper's choice")
+
+
+class DataTable(_Table):
+    name: str = Field(description="a data set by name, or package.module:function")
+    batch_size: Count = Field(description="a whole number: the batch of each process")
+    augment: bool = Field(False, description="true or false: random crops and flips")
+    label_smoothing: Share = Field(0.0, description="a share of at least 0 and below 1")
+    validation: Share = Field(0.0, description="a share of the training data held back; 0: the test part")
+    limit: Count | None = Field(None, description="a whole number of training samples")
+    options: dict[str, Any] = Field({}, description="a table of options of this kind of data")
+
+
+class Recipe(_Table):
+    about: str = Field("", description="one line for `takifugu train --list`")
+    model: ModelTable = Field(description="the table [model] with a name")
+    data: DataTable = Field(description="the table [data] with name and batch_size")
+    epochs: Count = Field(description="a whole number of at least 1")
+    seed: Annotated[int, Field(ge=0)] = Field(0, description="a whole number of at least 0")
+    precision: Literal["fp32", "bf16", "fp16"] = Field("fp32", description="fp32, bf16 or fp16")
+    channels_last: bool = Field(False, description="true or false")
+    clip_norm: Annotated[float, Field(gt=0)] | None = Field(None, description="a number above 0")
+    frobenius_decay: Annotated[float, Field(ge=0)] = Field(0.0, description="a number of at least 0")
+    optimizer: dict[str, Any] = Field(description="a table such as { kind = 'sgd', lr = 0.1 }")
+    schedule: dict[str, Any] = Field({}, description="a table such as { kind = 'one-cycle' }")
+    method: dict[str, Any] = Field(
+        {"kind": "dense"}, description="a table such as { kind = 'warm-start', rank = 0.25 }"
+    )
+
+    @property
+    def sha256(self) -> str:
+        """Of everything but the words about it."""
+        told = self.model_dump(exclude={"about"})
+        return sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+
+
+# ---- finding ----------------------------------------------------------------------------------------------
+
+
+def names() -> list[str]:
+    """The package's recipes."""
+    return sorted(
+        file.name.removesuffix(".toml") for file in _shelf().iterdir() if file.name.endswith(".toml")
+    )
+
+
+def load(source: str | Path, overrides: Sequence[str] = ()) -> Recipe:
+    """A recipe by name or path, with `field=value` overrides (`data.batch_size=64`), checked."""
+    return checked(overridden(_table(source), overrides), str(source))
+
+
+def checked(data: Mapping[str, Any], source: str) -> Recipe:
+    """Raises one `UsageError` with every mistake that can be found without building anything."""
+    mistakes: list[str] = []
+    recipe: Recipe | None = None
+    try:
+        recipe = Recipe.model_validate(data)
+    except ValidationError as error:
+        mistakes += _says(error)
+    for name, check in (("optimizer", optimizers.check), ("schedule", schedule_for)):
+        if isinstance(table := data.get(name), Mapping):
+            try:
+                check(table)
+            except UsageError as error:
+                mistakes.append(str(error))
+    if mistakes or recipe is None:
+        raise UsageError("\n".join(f"{source}: {mistake}" for mistake in mistakes))
+    return recipe
+
+
+def overridden(data: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """A copy of the table with each `path=value` put in; values are TOML, or text if they are not."""
+    changed: dict[str, Any] = json.loads(json.dumps(data))
+    for text in overrides:
+        path, equals, value = text.partition("=")
+        keys = path.strip().split(".")
+        if not equals or not all(keys):
+            raise UsageError(f"--set {text!r}: give field=value, e.g. --set optimizer.lr=0.05")
+        table = changed
+        for key in keys[:-1]:
+            table = table.setdefault(key, {})
+            if not isinstance(table, dict):
+                raise UsageError(f"--set {text!r}: {key!r} is a value, not a table")
+        if keys[-1] == "kind" and table.get("kind") not in (None, _value(value)):
+            table.clear()  # the options were those of the other kind
+        table[keys[-1]] = _value(value)
+    return changed
+
+
+def _table(source: str | Path, above: tuple[str, ...] = ()) -> dict[str, Any]:
+    """A recipe's fields, those of its base included."""
+    data = _read(source)
+    base = data.pop("base", None)
+    if base is None:
+        return data
+    if not isinstance(base, str) or base in above:
+        raise UsageError(f"{source}: base: {base!r} is not the name or the path of another recipe")
+    if base.endswith(".toml"):
+        base = str(Path(source).parent / base)
+    return _merged(_table(base, (*above, base)), data)
+
+
+def _merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in changes.items():
+        below = merged.get(key)
+        merged[key] = value
+        if isinstance(value, dict) and isinstance(below, dict):
+            # Of another kind, the old options would mean nothing.
+            merged[key] = _merged(below, value) if value.get("kind") in (None, below.get("kind")) else value
+    return merged
+
+
+def _read(source: str | Path) -> dict[str, Any]:
+    text = str(source)
+    if not text.endswith(".toml"):
+        if text not in names():
+            raise UsageError(
+                f"there is no recipe {text!r}{near_misses(text, names())}; `takifugu train --list` shows "
+                "those there are, a path ends in .toml"
+            )
+        return tomllib.loads((_shelf() / f"{text}.toml").read_text(encoding="utf-8"))
+    try:
+        return tomllib.loads(Path(text).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+        raise UsageError(f"{text}: cannot be read ({reason}); give the path of a recipe") from None
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"{text}: is not valid TOML ({error}); mend the syntax there") from None
+
+
+def _shelf() -> Any:
+    return resources.files("takifugu.train") / "recipes"
+
+
+def _value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text.strip()}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text.strip()
+
+
+# ---- what is wrong, in words ------------------------------------------------------------------------------
+
+
+def _says(error: ValidationError) -> Iterator[str]:
+    tables: dict[Any, type[BaseModel]] = {"model": ModelTable, "data": DataTable}
+    for found in error.errors(include_url=False):
+        path = ".".join(map(str, found["loc"])) or "recipe"
+        table = tables.get(found["loc"][0], Recipe) if len(found["loc"]) > 1 else Recipe
+        known = table.model_fields
+        last = str(found["loc"][-1]) if found["loc"] else ""
+        fix = (known[last].description if last in known else None) or "a value of the right kind"
+        if found["type"] == "missing":
+            yield f"{path}: is missing; give {fix}"
+        elif found["type"] == "extra_forbidden":
+            hint = near_misses(last, known) or f"; known here: {', '.join(known)}"
+            yield f"{path}: is not a field of a recipe{hint}"
+        else:
+            yield f"{path}: {found.get('input')!r} does not do; give {fix}"

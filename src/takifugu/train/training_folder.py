@@ -1,0 +1,188 @@
+"""The folder of a training run: its recipe, its metrics, and the checkpoints it goes on from.
+
+    run.json            what the run is: recipe, processes, versions
+    metrics.jsonl       a line every few steps, every epoch, and for whatever happened in between
+    checkpoints/        the newest two; checkpoints.json says which are whole, with their hashes
+    model.safetensors   the trained model, for `takifugu.load`
+    result.json         what came out
+
+A checkpoint knows how long metrics.jsonl was when it was made; what was written later is cut away when the
+run goes on from there. So a run that is killed at any moment loses only the steps since its last checkpoint.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from takifugu import durable
+from takifugu.durable import Row
+from takifugu.errors import CheckpointError, RunError
+from takifugu.train.snapshot import Snapshot
+
+FORMAT = "takifugu.training/1"
+KEPT = 2
+"""Checkpoints kept: the newest, and one to fall back to."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """The newest checkpoint that is whole, and what is wrong with those after it."""
+
+    content: bytes
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class TrainingFolder:
+    path: Path
+    header: Mapping[str, Any] = field(repr=False)
+
+    # ---- beginning ----------------------------------------------------------------------------------
+
+    @classmethod
+    def create(cls, path: str | Path, header: Mapping[str, Any]) -> TrainingFolder:
+        path = Path(path)
+        if (path / "run.json").exists():
+            raise RunError(f"{path}: holds a run already; continue it with --resume, or choose another --out")
+        if path.exists() and (not path.is_dir() or not _only_leftovers(path)):
+            raise RunError(
+                f"{path}: exists and is not a run folder; choose an empty or a new folder with --out"
+            )
+        header = {"format": FORMAT, **header}
+        with _disk(path, "nothing is lost"):
+            (path / "checkpoints").mkdir(parents=True, exist_ok=True)
+            durable.write_text(path / "metrics.jsonl", "")
+            durable.write_json(path / "run.json", header)  # last: with it, the folder is a run
+        return cls(path, header)
+
+    @classmethod
+    def open(cls, path: str | Path) -> TrainingFolder:
+        path = Path(path)
+        if not path.is_dir():
+            raise RunError(f"{path}: there is no such run folder; start the run without --resume")
+        header = durable.read_json(path / "run.json")
+        if header.get("format") != FORMAT:
+            raise RunError(
+                f"{path / 'run.json'}: format is {header.get('format')!r}, not '{FORMAT}'; "
+                "is it a folder of `takifugu train`?"
+            )
+        return cls(path, header)
+
+    def check_same(self, header: Mapping[str, Any]) -> None:
+        """Refuses to go on with another recipe or other processes than the run began with."""
+        for key, advice in (
+            ("recipe_sha256", "resume with the same recipe and the same --set"),
+            ("world", "resume with as many processes (--workers)"),
+            ("sharding", "resume with the same --sharding"),
+        ):
+            ours, theirs = self.header.get(key), header.get(key)
+            if ours != theirs:
+                what = key.removesuffix("_sha256")
+                raise RunError(
+                    f"{self.path}: was started with another {what} ({str(ours)[:12]}, now "
+                    f"{str(theirs)[:12]}); {advice}, or choose another --out"
+                )
+
+    def locked(self) -> AbstractContextManager[None]:
+        return durable.locked(self.path, by="run.json")
+
+    # ---- growing ------------------------------------------------------------------------------------
+
+    def log(self, row: Row) -> None:
+        with _disk(self.path, "the last checkpoint is safe"):
+            durable.append(self.path / "metrics.jsonl", [row])
+
+    @property
+    def log_size(self) -> int:
+        return (self.path / "metrics.jsonl").stat().st_size
+
+    def keep(self, step: int, content: bytes) -> None:
+        """Keeps a checkpoint. It counts once checkpoints.json tells of it; only then the oldest one goes."""
+        path = self.path / "checkpoints" / f"{step:08}.safetensors"
+        with _disk(self.path, "the last checkpoint is safe"):
+            digest = durable.write_file(path, lambda partial: _written(partial, content))
+            kept = [entry for entry in self._kept() if entry["file"] != path.name]
+            kept = [*kept, {"file": path.name, "step": step, "sha256": digest}][-KEPT:]
+            durable.write_json(self.path / "checkpoints.json", {"kept": kept})
+            names = {entry["file"] for entry in kept}
+            for old in (self.path / "checkpoints").iterdir():
+                if old.name not in names:
+                    old.unlink()
+
+    def finish(self, result: Mapping[str, Any]) -> None:
+        with _disk(self.path, "the last checkpoint is safe"):
+            durable.write_json(self.path / "result.json", result)
+
+    # ---- looking, going on --------------------------------------------------------------------------
+
+    def rows(self) -> Iterator[Row]:
+        yield from (row for row, _ in durable.lines(self.path / "metrics.jsonl"))
+
+    def result(self) -> Row | None:
+        path = self.path / "result.json"
+        return durable.read_json(path) if path.exists() else None
+
+    def newest(self) -> Found | None:
+        """The checkpoint to go on from; None if there is none yet. Only damaged ones: an error."""
+        notes: list[str] = []
+        kept = self._kept()
+        for entry in reversed(kept):
+            path = self.path / "checkpoints" / entry["file"]
+            try:
+                return Found(_whole(path, entry["sha256"]), tuple(notes))
+            except CheckpointError as error:
+                notes.append(f"{path}: {error}")
+        if kept:
+            raise RunError(
+                f"{self.path}: no checkpoint to go on from ({'; '.join(notes)}); "
+                "put one of them back, or start anew in another folder"
+            )
+        return None
+
+    def cut_back(self, log_size: int) -> None:
+        """Forgets what was written after a checkpoint."""
+        with _disk(self.path, "the last checkpoint is safe"):
+            (self.path / "result.json").unlink(missing_ok=True)
+            durable.truncate(self.path / "metrics.jsonl", log_size)
+
+    def _kept(self) -> list[Row]:
+        path = self.path / "checkpoints.json"
+        return list(durable.read_json(path)["kept"]) if path.exists() else []
+
+
+def _whole(path: Path, sha256: str) -> bytes:
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"cannot be read ({error.strerror})") from None
+    if hashlib.sha256(content).hexdigest() != sha256:
+        raise CheckpointError("is damaged: it does not match its hash in checkpoints.json")
+    Snapshot.from_bytes(content)
+    return content
+
+
+def _written(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+
+
+def _only_leftovers(path: Path) -> bool:
+    """Whether a folder holds nothing but what an interrupted beginning of ours leaves."""
+    names = {p.name.removesuffix(".tmp") for p in path.iterdir()}
+    return names <= {"checkpoints", "metrics.jsonl", "run.json"} and not any((path / "checkpoints").glob("*"))
+
+
+@contextmanager
+def _disk(path: Path, safe: str) -> Iterator[None]:
+    """Turns what the disk refuses into one clear error."""
+    try:
+        yield
+    except OSError as error:
+        raise RunError(
+            f"{path}: cannot be written ({error.strerror or error}); {safe}: free some space or mend the "
+            "folder, then continue with --resume"
+        ) from error

@@ -1,0 +1,321 @@
+"""Training runs in this process: what they compute, and that they can be stopped and go on anywhere."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import takifugu as tk
+from takifugu import durable
+from takifugu.errors import DataError, RunError, TrainingError, UsageError
+from takifugu.train import recipe as recipes
+from takifugu.train.job import Interrupted, Job, carry_out
+from takifugu.train.processes import Processes
+from takifugu.train.recipe import Recipe
+from takifugu.train.snapshot import Snapshot
+from takifugu.train.tasks import task_for
+from takifugu.train.tasks.base import Place
+
+METHODS: dict[str, dict[str, Any]] = {
+    "dense": {"kind": "dense"},
+    "warm-start": {"kind": "warm-start", "rank": 0.25, "warmup": 1, "rewarm": 3},
+    "stages": {"kind": "warm-start", "stages": [[1, 0.5], [2, 0.25]]},
+    "low-rank": {"kind": "low-rank", "rank": 0.25},
+    "lottery-ticket": {"kind": "lottery-ticket", "rounds": 1, "keep": 0.6, "rewind": 1},
+    "early-bird": {"kind": "early-bird", "keep": 0.7, "latest": 1},
+}
+
+
+def small(method: str = "warm-start", /, **changes: Any) -> Recipe:
+    changes.setdefault("method", METHODS[method])
+    data: dict[str, Any] = {
+        "epochs": 3,
+        "model": {"name": "resnet18-cifar10", "options": {"width": 4, "blocks": [1, 1, 1, 1]}},
+        "data": {"name": "digits", "batch_size": 32, "validation": 0.2, "limit": 200, "augment": True},
+        "optimizer": {"kind": "sgd", "lr": 0.05, "momentum": 0.9, "weight_decay": 1e-4},
+        "schedule": {"kind": "one-cycle"},
+        **changes,
+    }
+    return recipes.checked(data, "test")
+
+
+def texts(folder: Path) -> Path:
+    """A folder with very small data sets of the text tasks, in their own layout."""
+    words = [f"w{n}" for n in range(30)]
+    (folder / "wikitext-2").mkdir(parents=True)
+    for part, lines in (("train", 60), ("valid", 20), ("test", 20)):
+        text = "".join(
+            " " + " ".join(words[(i * i + j * (i % 3 + 1)) % 30] for j in range(12)) + " \n"
+            for i in range(lines)
+        )
+        (folder / "wikitext-2" / f"{part}.txt").write_text(text, encoding="utf-8")
+    (folder / "multi30k").mkdir()
+    for part, lines in (("train", 60), ("val", 12), ("test_2016_flickr", 12)):
+        for language in ("en", "de"):
+            text = "".join(
+                f"{'the' if language == 'en' else 'der'} {words[i % 30]} {words[(i * 7) % 30]} .\n"
+                for i in range(lines)
+            )
+            (folder / "multi30k" / f"{part}.{language}").write_text(text, encoding="utf-8")
+    return folder
+
+
+LANGUAGE: dict[str, Any] = {
+    "model": {"name": "lstm-wikitext2", "options": {"hidden": 16, "dropout": 0.2}},
+    "data": {"name": "wikitext-2", "batch_size": 4, "options": {"bptt": 12}},
+    "optimizer": {"kind": "sgd", "lr": 2.0},
+    "schedule": {"kind": "plateau"},
+    "clip_norm": 0.25,
+}
+TRANSLATION: dict[str, Any] = {
+    "model": {
+        "name": "transformer-multi30k",
+        "options": {"width": 16, "heads": 2, "feed_forward": 32, "layers": 2},
+    },
+    "data": {"name": "multi30k", "batch_size": 8, "label_smoothing": 0.1, "options": {"vocabulary": 120}},
+    "optimizer": {"kind": "adam", "lr": 1e-3, "betas": [0.9, 0.98]},
+    "schedule": {"kind": "inverse-sqrt", "warmup_steps": 10},
+}
+
+
+class Stops:
+    """Asks the run to stop after given steps, as Ctrl-C would."""
+
+    def __init__(self, *after: int) -> None:
+        self.after = set(after)
+
+    def __call__(self, tick: Any, training: Any) -> None:
+        if tick.standing.steps in self.after:
+            self.after.remove(tick.standing.steps)
+            training.stop = True
+
+
+def run(recipe: Recipe, out: Path, *stops: int, data: Path | None = None, **options: Any) -> dict[str, Any]:
+    """To the end, however often it stops on the way."""
+    asked, resume = Stops(*stops), False
+    while True:
+        job = Job(recipe, out, data, resume=resume, **options)
+        try:
+            return carry_out(job, Processes(Place(), "cpu"), progress=asked)
+        except Interrupted:
+            resume = True
+
+
+def final(out: Path) -> dict[str, torch.Tensor]:
+    """Everything of the last checkpoint: weights, statistics, the optimizer's and the method's state."""
+    kept = json.loads((out / "checkpoints.json").read_text())["kept"][-1]
+    return Snapshot.from_bytes((out / "checkpoints" / kept["file"]).read_bytes()).tensors
+
+
+def rows(out: Path) -> list[dict[str, Any]]:
+    """The metrics without what a clock says."""
+    found = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return [
+        {key: value for key, value in row.items() if "seconds" not in key and not key.endswith("_per_s")}
+        for row in found
+    ]
+
+
+def assert_same(one: Path, other: Path) -> None:
+    ours, theirs = final(one), final(other)
+    assert ours.keys() == theirs.keys()
+    for name, tensor in ours.items():
+        assert torch.equal(tensor, theirs[name]), name
+    assert rows(one) == rows(other)
+
+
+# ---- going on -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_run_that_was_stopped_ends_as_if_it_was_not(method: str, tmp_path: Path) -> None:
+    recipe = small(method)
+    whole = run(recipe, tmp_path / "whole")
+    # Five steps an epoch: within the first, at an epoch's end, right after a change, twice in one epoch.
+    broken = run(recipe, tmp_path / "broken", 2, 5, 6, 8)
+    assert_same(tmp_path / "whole", tmp_path / "broken")
+    assert broken["test"] == whole["test"]
+    assert broken["parameters"] == whole["parameters"]
+    drop = {key: value for key, value in whole.items() if key not in ("training_seconds", "events")}
+    assert drop == {key: broken[key] for key in drop}
+
+
+@pytest.mark.parametrize("changes", [LANGUAGE, TRANSLATION], ids=["language", "translation"])
+def test_text_runs_go_on_as_well(changes: dict[str, Any], tmp_path: Path) -> None:
+    data, recipe = texts(tmp_path / "data"), small("warm-start", **changes)
+    whole = run(recipe, tmp_path / "whole", data=data)
+    run(recipe, tmp_path / "broken", 2, 7, data=data)
+    assert_same(tmp_path / "whole", tmp_path / "broken")
+    assert whole["headline"].keys() == {"perplexity" if changes is LANGUAGE else "bleu"}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"precision": "bf16", "channels_last": True},
+        {"optimizer": {"kind": "adamw", "lr": 1e-3}, "frobenius_decay": 1e-3},
+        {"optimizer": {"kind": "sgd", "lr": 0.05}, "schedule": {"kind": "plateau"}},
+    ],
+    ids=["bf16", "frobenius", "plateau"],
+)
+def test_so_do_other_settings(changes: dict[str, Any], tmp_path: Path) -> None:
+    recipe = small("warm-start", **changes)
+    run(recipe, tmp_path / "whole")
+    run(recipe, tmp_path / "broken", 3, 7)
+    assert_same(tmp_path / "whole", tmp_path / "broken")
+
+
+def test_a_finished_run_is_not_run_again(tmp_path: Path) -> None:
+    recipe = small("dense", epochs=1)
+    first = run(recipe, tmp_path / "run")
+    before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
+    assert carry_out(Job(recipe, tmp_path / "run", resume=True), Processes(Place(), "cpu")) == first
+    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_run_goes_on_only_as_it_began(tmp_path: Path) -> None:
+    run(small("dense", epochs=1), tmp_path / "run")
+    with pytest.raises(RunError, match="holds a run already; continue it with --resume"):
+        run(small("dense", epochs=1), tmp_path / "run")
+    with pytest.raises(RunError, match="was started with another recipe"):
+        Job(small("dense", epochs=2), tmp_path / "run", resume=True).check(1)
+    with pytest.raises(RunError, match="another world.*--workers"):
+        Job(small("dense", epochs=1), tmp_path / "run", resume=True).check(2)
+    with pytest.raises(RunError, match="there is no such run folder"):
+        Job(small("dense"), tmp_path / "nowhere", resume=True).check(1)
+
+
+# ---- what can go wrong ------------------------------------------------------------------------------------
+
+
+def stopped(recipe: Recipe, out: Path, after: int, **options: Any) -> None:
+    with pytest.raises(Interrupted):
+        carry_out(Job(recipe, out, **options), Processes(Place(), "cpu"), progress=Stops(after))
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(tmp_path: Path) -> None:
+    recipe = small("warm-start")
+    run(recipe, tmp_path / "whole")
+    stopped(recipe, tmp_path / "run", 7)
+    newest, before = sorted((tmp_path / "run" / "checkpoints").iterdir(), reverse=True)
+    content = bytearray(newest.read_bytes())
+    content[len(content) // 2] ^= 1
+    newest.write_bytes(content)
+    seen: list[Any] = []
+    carry_out(Job(recipe, tmp_path / "run", resume=True), Processes(Place(), "cpu"), watch=seen.append)
+    note = seen[0]["notes"][0]
+    assert newest.name in note
+    assert "does not match its hash" in note
+    assert seen[0]["step"] == int(before.stem)
+    assert_same(tmp_path / "whole", tmp_path / "run")
+
+
+def test_without_a_whole_checkpoint_it_says_so(tmp_path: Path) -> None:
+    recipe = small("dense")
+    stopped(recipe, tmp_path / "run", 7)
+    for path in (tmp_path / "run" / "checkpoints").iterdir():
+        path.write_bytes(path.read_bytes()[:-10])
+    with pytest.raises(RunError, match="no checkpoint to go on from.*put one of them back"):
+        carry_out(Job(recipe, tmp_path / "run", resume=True), Processes(Place(), "cpu"))
+
+
+@pytest.mark.parametrize("where", ["fsync", "replace"])
+def test_a_full_disk_does_not_destroy_the_last_checkpoint(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = small("warm-start")
+    run(recipe, tmp_path / "whole")
+    stopped(recipe, tmp_path / "run", 6)
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, where, full)
+        with pytest.raises(RunError, match=r"No space left on device.*last checkpoint is safe.*--resume"):
+            carry_out(Job(recipe, tmp_path / "run", resume=True), Processes(Place(), "cpu"))
+    carry_out(Job(recipe, tmp_path / "run", resume=True), Processes(Place(), "cpu"))
+    assert_same(tmp_path / "whole", tmp_path / "run")
+
+
+def test_a_loss_that_is_no_number_stops_the_run_and_says_where(tmp_path: Path) -> None:
+    recipe = small("dense", optimizer={"kind": "sgd", "lr": 1e30}, schedule={"kind": "constant"})
+    with pytest.raises(TrainingError, match=r"the loss is (nan|inf) at epoch 1, step \d") as caught:
+        run(recipe, tmp_path / "run")
+    step = int(str(caught.value).split("step ")[1].split(" ")[0]) - 1
+    task = task_for(recipe, None, Place())
+    assert f"batch seed {task.batch_seed(0, step)}" in str(caught.value)
+    assert not (tmp_path / "run" / "result.json").exists()
+
+
+def test_two_processes_may_not_carry_out_one_run(tmp_path: Path) -> None:
+    recipe = small("dense")
+    stopped(recipe, tmp_path / "run", 3)
+    with (
+        durable.locked(tmp_path / "run", by="run.json"),
+        pytest.raises(RunError, match="another process is carrying this run out"),
+    ):
+        carry_out(Job(recipe, tmp_path / "run", resume=True), Processes(Place(), "cpu"))
+
+
+# ---- what comes out ---------------------------------------------------------------------------------------
+
+
+def test_the_trained_model_can_be_loaded(tmp_path: Path) -> None:
+    recipe = small("warm-start")
+    result = run(recipe, tmp_path / "run")
+    model = tk.load(tmp_path / "run" / "model.safetensors")
+    assert sum(p.numel() for p in model.parameters()) == result["parameters"]
+    task = task_for(recipe, None, Place())
+    model.eval()
+    with torch.no_grad():
+        scores = task.scores(task.evaluate(model, "test"))
+    assert scores == pytest.approx(result["test"])
+
+
+def test_training_teaches(tmp_path: Path) -> None:
+    recipe = recipes.load("digits-small", ["epochs=6", "method.warmup=2"])
+    result = run(recipe, tmp_path / "run")
+    assert result["test"]["top1"] > 0.85
+    (switch,) = [event for event in result["events"] if event["event"] == "switch"]
+    assert switch["epoch"] == 2
+    epochs = [row for row in rows(tmp_path / "run") if row["kind"] == "epoch"]
+    assert [row["parameters"] for row in epochs] == [94_186] * 2 + [29_980] * 4
+
+
+def test_lottery_tickets_count_what_is_left(tmp_path: Path) -> None:
+    recipe = small("lottery-ticket")
+    result = run(recipe, tmp_path / "run")
+    model = tk.load(tmp_path / "run" / "model.safetensors")
+    weights = [p for p in model.parameters() if p.dim() > 1]
+    total = sum(p.numel() for p in model.parameters())
+    assert result["epochs"] == 6
+    assert result["parameters"] / total == pytest.approx(0.6, abs=0.001)
+    assert sum(int((p == 0).sum()) for p in weights) == total - result["parameters"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"data": {"name": "digits", "batch_size": 8}}, "digits has no test part.*data.validation"),
+        ({"model": {"name": "resnet19"}}, "model.name: 'resnet19' is neither a zoo network"),
+        (
+            {"data": {"name": "cifar", "batch_size": 8}},
+            "data.name: 'cifar' is not known; did you mean 'cifar10'",
+        ),
+        ({"method": {"kind": "warm"}}, "method.kind: 'warm' is not known; did you mean 'warm-start'"),
+        (
+            {"data": {"name": "digits", "batch_size": 8, "validation": 0.2, "options": {"bptt": 3}}},
+            "data.options.bptt: digits has no such option",
+        ),
+    ],
+)
+def test_mistakes_are_told(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises((UsageError, DataError), match=message):
+        run(small("dense", **changes), tmp_path / "run")
