@@ -167,7 +167,8 @@ class Odd(nn.Module):
     def __init__(self, way: str) -> None:
         super().__init__()
         self.way = way
-        self.conv = nn.Conv2d(1, 4, 3, padding=1)
+        groups = 2 if way == "made in groups" else 1
+        self.conv = nn.Conv2d(groups, 4, 3, padding=1, groups=groups)
         self.norm = nn.BatchNorm2d(4)
         self.next = nn.Conv2d(
             8 if way == "joined" else 4, 4, 3, padding=1, groups=4 if way == "grouped" else 1
@@ -175,7 +176,8 @@ class Odd(nn.Module):
         self.last = nn.Linear(8 if way == "over the width" else 4, 2)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.norm(self.conv(x))
+        x = made = self.conv(x)
+        x = self.norm(x)
         if self.way == "sigmoid":
             x = torch.sigmoid(x)
         elif self.way == "softmax":
@@ -189,7 +191,9 @@ class Odd(nn.Module):
         elif self.way == "over the width":
             return self.last(x)
         elif self.way == "weight read":
-            x = x + self.conv.weight.sum()
+            return self.last(self.next(x).mean((2, 3))) + self.conv.weight.sum()
+        elif self.way == "used before the norm":
+            return self.last(self.next(x).mean((2, 3))) + made.sum()
         elif self.way == "twice":
             return self.next(self.next(x))
         return self.last(self.next(x).mean((2, 3)))
@@ -197,7 +201,19 @@ class Odd(nn.Module):
 
 @pytest.mark.parametrize(
     "way",
-    ["sigmoid", "softmax", "added", "joined", "output", "over the width", "weight read", "twice", "grouped"],
+    [
+        "sigmoid",
+        "softmax",
+        "added",
+        "joined",
+        "output",
+        "over the width",
+        "weight read",
+        "twice",
+        "grouped",
+        "made in groups",
+        "used before the norm",
+    ],
 )
 def test_channels_that_cannot_be_followed_are_left_alone(way: str) -> None:
     with pytest.raises(UsageError, match="Odd has no channels that can be cut"):

@@ -41,9 +41,12 @@ def test_the_smallest_scales_go_but_a_tenth_of_every_layer_stays(build, share: f
         if wanted and alive[layer].sum() > max(1, np.ceil(0.1 * len(alive[layer]))):
             alive[layer][i] = False
             wanted -= 1
-    before = count(run.module)
+    before, optimizer = count(run.module), run.optimizer
     run.epoch = 1
     method.before_epoch_(run)
+    assert run.optimizer is optimizer
+    for parameter in run.module.parameters():
+        assert optimizer.state[parameter]["momentum_buffer"].shape == parameter.shape
     for chain, mask in zip(method._chains, alive, strict=True):
         assert method.kept[chain.norm].tolist() == np.flatnonzero(mask).tolist()
     (told,) = run.told("ticket")

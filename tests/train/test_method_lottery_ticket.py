@@ -113,6 +113,20 @@ def test_rewinding_to_a_later_epoch() -> None:
         assert torch.equal(value, expected), name
 
 
+def test_a_pruned_weight_that_was_moved_is_zero_after_the_step() -> None:
+    method = ticket(rounds=1, prune=0.5)
+    run = started(vgg, method, epochs=1)
+    train_(run, method, stop=(1, 0))
+    run.cycle = 1
+    method.before_epoch_(run)
+    with torch.no_grad():
+        for parameter in run.module.parameters():
+            parameter.fill_(1.0)
+    method.after_step_(run.module)
+    for name, parameter in run.module.named_parameters():
+        assert torch.equal(parameter, method.masks.get(name, torch.ones_like(parameter)).float()), name
+
+
 def test_gradients_of_pruned_weights_do_not_count_in_a_norm() -> None:
     method = ticket(rounds=1, prune=0.5)
     run = started(vgg, method, epochs=1)

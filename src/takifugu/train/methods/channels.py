@@ -143,8 +143,6 @@ class _Finder:
     def _consumers(self, node: fx.Node, channels: int, flat: bool) -> Iterator[Consumer]:
         """Where the node's channels end up. `flat`: they are the last dimension, no more the second."""
         for user in node.users:
-            if user.all_input_nodes != [node]:
-                raise _DeadEnd
             conv, linear = self._own(user, nn.Conv2d), self._own(user, nn.Linear)
             if conv is not None and conv.groups == 1 and not flat:
                 yield Consumer(str(user.target), 1)
