@@ -76,8 +76,8 @@ def _download(name: str, parcel: Parcel, temporary: Path, folder: Path) -> Path:
                 progressbar=progress,
                 chunk_size=CHUNK_BYTES,
                 timeout=TIMEOUT_S,
-                # Some sites turn the default name of Python's clients away. Compressed files must come as they
-                # are, or they would not be what the checksum was made of.
+                # Some sites turn the default name of Python's clients away. Compressed files must come as
+                # they are, or they would not be what the checksum was made of.
                 headers={"User-Agent": "takifugu", "Accept-Encoding": "identity"},
             )
             path = pooch.retrieve(
