@@ -25,6 +25,10 @@ from takifugu.zoo.sites import SITES, Member, Parcel, Site
 
 TIMEOUT_S = 30.0
 CHUNK_BYTES = 1 << 18
+_DAMAGES = (
+    *(KeyError, EOFError, RuntimeError),  # no such member, cut off, encrypted
+    *(zlib.error, gzip.BadGzipFile, tarfile.TarError, zipfile.BadZipFile),
+)
 
 
 def fetch(name: str, data_folder: Path, site: Site | None = None) -> None:
@@ -72,8 +76,9 @@ def _download(name: str, parcel: Parcel, temporary: Path, folder: Path) -> Path:
                 progressbar=progress,
                 chunk_size=CHUNK_BYTES,
                 timeout=TIMEOUT_S,
-                # Some sites turn the default name of Python's clients away.
-                headers={"User-Agent": "takifugu"},
+                # Some sites turn the default name of Python's clients away. Compressed files must come as
+                # they are, or they would not be what the checksum was made of.
+                headers={"User-Agent": "takifugu", "Accept-Encoding": "identity"},
             )
             path = pooch.retrieve(
                 parcel.url,
@@ -127,7 +132,7 @@ def _unpack(packed: Path, member: Member, parcel: Parcel) -> Path:
             while chunk := source.read(1 << 20):
                 digest.update(chunk)
                 target.write(chunk)
-    except (KeyError, EOFError, zlib.error, tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile) as error:
+    except _DAMAGES as error:
         raise DataError(
             f"{parcel.url}: has no readable {member.inside or member.name} ({error}); try again later"
         ) from None
