@@ -54,9 +54,12 @@ def train(
 
     from takifugu.train.job import Job
     from takifugu.train.launch import launch, leave_behind
+    from takifugu.train.precision import avoid_faulty_amx
     from takifugu.train.processes import check_sharding, joined, under_launcher
 
     check_sharding(sharding)
+    if found.precision == "bf16" and not under_launcher() and avoid_faulty_amx():
+        _say("note: this processor's AMX kills processes; training in bf16 goes on without it")
     out = Path(f"{Path(recipe).stem}.train") if out is None else out
     overrides = [word for text in set_ or () for word in ("--set", text)]
     words = ["train", recipe, *overrides, "--out", str(out)]
