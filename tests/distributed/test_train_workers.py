@@ -215,3 +215,13 @@ def test_a_failure_that_no_restart_can_mend_is_told_once(recipe: Path, tmp_path:
     code, _, err = finished(command(recipe, tmp_path / "other", "--workers", "2", "--set", "data.name=cifar"))
     assert code == 2
     assert "did you mean 'cifar10'" in err
+
+
+def test_only_the_leader_says_what_is_missing(recipe: Path, together: Path, tmp_path: Path) -> None:
+    words = ["--workers", "2", "--data-dir", str(tmp_path), "--set", "data.name=cifar10"]
+    code, _, err = finished(command(recipe, tmp_path / "run", *words))
+    assert code == 2, err
+    assert err.count("data_batch_1.bin is missing") == 1, err
+    code, told, err = finished(command(recipe, together, "--workers", "2", "--resume", "--json"))
+    assert code == 0, err
+    assert json.loads(told)["test"] == scores(together)

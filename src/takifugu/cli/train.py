@@ -85,7 +85,7 @@ def _run(job: Job, processes: Any, as_json: bool) -> int:
     from takifugu.cli import Exit
     from takifugu.errors import RunError, TakifuguError, TrainingError
     from takifugu.train.job import Interrupted, carry_out
-    from takifugu.train.processes import under_launcher
+    from takifugu.train.processes import LeaderFailed, under_launcher
 
     with _Talk(job, processes.leads) as talk:
         try:
@@ -93,6 +93,8 @@ def _run(job: Job, processes: Any, as_json: bool) -> int:
         except Interrupted:
             talk.say(f"saved; go on with: {job.command} --resume")
             return Exit.INTERRUPTED
+        except LeaderFailed:
+            return Exit.OK  # the leader has said it, and ends with the code
         except (TrainingError, RunError) as error:
             _say(f"takifugu: error: {error}")
             return Exit.FAILED

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import signal
@@ -81,12 +82,11 @@ def carry_out(
     """
     recipe, place = job.recipe, processes.place
     with ExitStack() as stack:
-        folder = _folder(job, place.world) if processes.leads else None
-        if folder is not None:
-            stack.enter_context(folder.locked())
-            if (done := folder.result()) is not None:
-                return dict(done)
-        task = task_for(recipe, job.data_dir, place)
+        folder = processes.leader_only(lambda: stack.enter_context(_opened(job, place.world)))
+        done = folder.result() if folder is not None else None
+        if told := processes.from_leader(None if done is None else json.dumps(done).encode()):
+            return dict(json.loads(told))
+        task = processes.leader_first(lambda: task_for(recipe, job.data_dir, place))
         module = models.build(
             recipe.model.name, recipe.model.options, task.model_options(), model_seed(recipe), "model.name"
         )
@@ -115,6 +115,13 @@ def carry_out(
     return result
 
 
+@contextmanager
+def _opened(job: Job, world: int) -> Iterator[TrainingFolder]:
+    folder = _folder(job, world)
+    with folder.locked():
+        yield folder
+
+
 def _folder(job: Job, world: int) -> TrainingFolder:
     restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
     if job.resume or (restarted and (job.out / "run.json").exists()):
@@ -126,7 +133,7 @@ def _folder(job: Job, world: int) -> TrainingFolder:
 
 def _begin(training: Training, folder: TrainingFolder | None, processes: Processes, watch: Watch) -> None:
     """From the newest checkpoint, which the leader reads for everyone, or from the start."""
-    found = folder.newest() if folder is not None else None
+    found = processes.leader_only(lambda: folder.newest() if folder is not None else None)
     content = processes.from_leader(None if found is None else found.content)
     if content is None:
         if folder is not None:

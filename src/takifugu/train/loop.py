@@ -378,8 +378,12 @@ class Training:
 
     def _save(self, folder: TrainingFolder | None) -> None:
         snapshot = self.snapshot(0 if folder is None else folder.log_size)
-        if folder is not None:
-            folder.keep(self.standing.steps, snapshot.to_bytes())
+
+        def keep() -> None:
+            if folder is not None:
+                folder.keep(self.standing.steps, snapshot.to_bytes())
+
+        self.processes.leader_only(keep)
         self._saved_at = time.monotonic()
 
     def _agreed_stop(self) -> bool:

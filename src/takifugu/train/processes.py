@@ -6,19 +6,25 @@ One process needs none of this; the null object keeps one code path.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import distributed, nn
 
-from takifugu.errors import UsageError, near_misses
+from takifugu.errors import RunError, TakifuguError, UsageError, near_misses
 from takifugu.train.tasks.base import Place, Sums
 
 SHARDINGS = ("ddp", "fsdp")
+
+T = TypeVar("T")
+
+
+class LeaderFailed(RunError):
+    """The leading process could not go on, and has said why."""
 
 
 def under_launcher() -> bool:
@@ -53,6 +59,14 @@ class Processes:
         """Whether this is the one that writes files and talks."""
         return self.place.rank == 0
 
+    def leader_first(self, make: Callable[[], T]) -> T:
+        """What everyone makes, the leader before the others: it may download. If it fails, all do."""
+        return make()
+
+    def leader_only(self, make: Callable[[], T]) -> T | None:
+        """What only the leader has. If it fails, all do."""
+        return make()
+
     def most(self, values: Sequence[int]) -> list[int]:
         """The largest of each value over all processes."""
         return list(values)
@@ -81,6 +95,21 @@ class Processes:
 
 class Together(Processes):
     """Several processes in torch's default group."""
+
+    def leader_first(self, make: Callable[[], T]) -> T:
+        made = self.leader_only(make)
+        return made if made is not None else make()
+
+    def leader_only(self, make: Callable[[], T]) -> T | None:
+        made, failure = None, None
+        if self.leads:
+            try:
+                made = make()
+            except TakifuguError as error:
+                failure = error
+        if self.most([int(failure is not None)])[0]:
+            raise failure or LeaderFailed("the leading process failed; its message says why")
+        return made
 
     def most(self, values: Sequence[int]) -> list[int]:
         tensor = torch.tensor(values, dtype=torch.int64, device=self.device)
