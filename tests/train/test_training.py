@@ -159,10 +159,11 @@ def test_text_runs_go_on_as_well(changes: dict[str, Any], tmp_path: Path) -> Non
     "changes",
     [
         {"precision": "bf16", "channels_last": True},
+        {"precision": "fp16"},
         {"optimizer": {"kind": "adamw", "lr": 1e-3}, "frobenius_decay": 1e-3},
         {"optimizer": {"kind": "sgd", "lr": 0.05}, "schedule": {"kind": "plateau"}},
     ],
-    ids=["bf16", "frobenius", "plateau"],
+    ids=["bf16", "fp16", "frobenius", "plateau"],
 )
 def test_so_do_other_settings(changes: dict[str, Any], tmp_path: Path) -> None:
     recipe = small("warm-start", **changes)

@@ -233,10 +233,14 @@ class _Talk:
 
 
 def _told(row: Mapping[str, Any]) -> str:
-    if "text" in row:
-        return str(row["text"])
     known = ("kind", "event", "cycle", "epoch", "step")
-    return ", ".join(f"{name} {value}" for name, value in row.items() if name not in known)
+    return ", ".join(f"{name} {_short(value)}" for name, value in row.items() if name not in known)
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
 def _counted(cycle: int, epoch: int, training: Training) -> str:

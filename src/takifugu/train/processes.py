@@ -33,8 +33,11 @@ def under_launcher() -> bool:
 
 
 @contextmanager
-def joined(device: str, timeout_s: float = 600.0) -> Iterator[Processes]:
-    """The processes this one belongs to; leaves the group at the end."""
+def joined(device: str, timeout_s: float = 1800.0) -> Iterator[Processes]:
+    """The processes this one belongs to; leaves the group at the end.
+
+    They wait for each other that long at most: the leader may have to download first.
+    """
     if not under_launcher():
         yield Processes(Place(), device)
         return
