@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from takifugu.errors import DataError
-from takifugu.measure import fitting
-from takifugu.measure.fitting import Observation, as_if_from, fit, fit_versions, predict
+from takifugu.measure.fitting import fit, fit_versions, predict
+from takifugu.measure.space import Space
+from takifugu.measure.trajectories import FRESH, SEEN, SWITCHED, Observation, Runs
 from takifugu.plan.curves import Exponential, Power
 
 EXPONENTIAL = Exponential(floor=0.3, data_gain=0.08, data_exponent=0.5, rate=0.35)
@@ -26,23 +27,96 @@ def _observed(curve, shares=(1.0, 0.5, 0.25), rounds=14, noise=0.0, seed=0, firs
     return found
 
 
+def _run(name, curve, shares, first, rounds_before=0, *, begins=SEEN, after="", seen_first=None, shown=0.0):
+    """A run as a curve makes it. `seen_first`: the loss that is shown first; `shown`: what is added to others."""
+    losses = [
+        first if seen_first is None else seen_first,
+        *(x + shown for x in predict(curve, first, shares)),
+    ]
+    return [
+        Observation(name, r + 1, losses[r], losses[r + 1], share, 0.0, begins, after)
+        for r, share in enumerate(shares)
+    ]
+
+
 @pytest.mark.parametrize("curve", [EXPONENTIAL, POWER], ids=lambda c: c.kind)
 def test_hesitation_goes_into_the_start_and_not_into_the_curve(curve) -> None:
     """Three rounds at the first loss, then the curve: the fit is the curve's, and the start makes up for them."""
-    prompt = _observed(curve, (1.0,), rounds=20)
-    waiting = [Observation("1.0", r, 2.3, 2.3 - 1e-3 * r, 1.0) for r in (1, 2, 3)]
-    later = [Observation(o.run, o.round + 3, o.loss_before, o.loss_after, o.share) for o in prompt]
-    found = fit([*waiting, *later], samples=0)
+    losses = [2.3, 2.299, 2.298, 2.297, *predict(curve, 2.297, [1.0] * 20)]
+    seen = [Observation("a", r, losses[r], losses[r + 1], 1.0, 0.0, FRESH) for r in range(23)]
+    found = fit(seen, samples=0)
+    start = found.begun.fresh
+    assert 2.4 < start <= 4 * 2.3
+    # The prompt start is far from the curve's; where the run goes on, they meet.
+    told = predict(found.curve, start, [1.0] * 40)
+    np.testing.assert_allclose(told[8:23], losses[9:], rtol=0.06)
+    np.testing.assert_allclose(told[-1], predict(curve, 2.297, [1.0] * 37)[-1], rtol=0.1)
+    # As a run that does not say what it begins with, it is cut, and the curve is the same as ever.
+    plain = fit([Observation("a", o.round, o.loss_before, o.loss_after, 1.0) for o in seen], samples=0)
+    assert plain.begun.fresh is None
     np.testing.assert_allclose(
-        predict(found.curve, 2.3, [1.0] * 40), predict(curve, 2.3, [1.0] * 40), rtol=0.05
+        predict(plain.curve, 2.3, [1.0] * 40), predict(curve, 2.3, [1.0] * 40), rtol=0.05
     )
-    start = as_if_from(found.curve, 2.3, [1.0] * 5, predict(curve, 2.3, [1.0] * 2)[-1])
-    assert start > 2.4
-    wanted = predict(curve, 2.3, [1.0] * 17)[-1]  # 20 rounds, three of which were lost
-    assert predict(found.curve, start, [1.0] * 20)[-1] == pytest.approx(wanted, rel=0.1)
-    # Whoever does not hesitate starts where it is, and no delay makes a start without end.
-    assert as_if_from(curve, 2.3, [1.0] * 5, predict(curve, 2.3, [1.0] * 6)[-1]) == pytest.approx(2.3)
-    assert as_if_from(curve, 2.3, [1.0] * 5, 2.29) <= 4 * 2.3
+
+
+def test_what_a_switch_breaks_and_mends_at_once_is_no_jump() -> None:
+    """Seen after the switch: far above; a round later it is where a jump of 0.05 would have led."""
+    whole = [1.0] * 20
+    dense = _run("warmup", POWER, [1.0] * 6, 2.3, begins=FRESH)
+    warm = dense[-1].loss_after
+    dense += _run("dense-0", POWER, whole, warm, after="warmup")
+    low = Power(floor=0.14, data_gain=0.0, data_exponent=0.5, scale=2.0, exponent=1.1)
+    alone = _run("low-fresh", low, [1.0] * 26, 2.3, begins=FRESH)
+    branch = _run(
+        "low-0", low, [1.0] * 12, warm + 0.05, begins=SWITCHED, after="warmup", seen_first=warm + 0.9
+    )
+    found = fit_versions({"dense": dense, "low": [*alone, *branch]}, samples=2)
+    low_fit = found.versions["low"]
+    assert low_fit.begun.switched - warm == pytest.approx(0.05, abs=0.04)
+    start = found.versions["dense"].begun.fresh  # one for all versions
+    assert 2.3 <= start < 3.5
+    assert low_fit.begun.fresh is None
+    told = predict(low_fit.curve, start, [1.0] * 40)
+    np.testing.assert_allclose(told[2:], predict(low, 2.3, [1.0] * 40)[2:], rtol=0.05)
+    # Where nothing was trained from the start, what was seen has to do.
+    assert fit_versions({"dense": dense, "low": branch}, samples=0).versions["low"].begun.switched is None
+
+
+def test_a_small_team_is_worth_what_everyone_makes_of_it() -> None:
+    """Its own rounds show a loss half as high again; those after the others have joined do not."""
+    true = Power(floor=0.1, data_gain=0.03, data_exponent=0.5, scale=2.0, exponent=1.2)
+    seen = _run("all", true, [1.0] * 25, 2.3, begins=FRESH)
+    for team, share in (("half", 0.5), ("third", 0.3)):
+        count = round(15 / share)
+        seen += _run(team, true, [share] * count, 2.3, begins=FRESH, shown=0.25)
+        there = predict(true, 2.3, [share] * count)[-1]
+        seen += _run(f"{team}-joined", true, [1.0] * 4, there, after=team, seen_first=there + 0.25)
+    found = fit(seen, samples=0)
+    for shares in ([0.5] * 30 + [1.0] * 5, [0.3] * 40 + [1.0] * 3, [1.0] * 20):
+        assert predict(found.curve, found.begun.fresh, shares)[-1] == pytest.approx(
+            predict(true, 2.3, shares)[-1], rel=0.05
+        )
+    # They are not what it is judged by, either.
+    assert found.goodness.r2 > 0.99
+    assert found.goodness.held_out_error < 0.05
+    # Without the rounds together there is nothing else to go by, and the team looks worse than it is.
+    without = fit([o for o in seen if not o.run.endswith("joined")], samples=0)
+    shares = [0.3] * 40 + [1.0] * 3
+    assert predict(without.curve, without.begun.fresh, shares)[-1] > 1.1 * predict(true, 2.3, shares)[-1]
+
+
+def test_a_run_goes_on_where_another_ended() -> None:
+    """In one piece or in two: the same losses are compared, once each."""
+    shares = [0.4] * 10 + [1.0] * 5
+    first = _run("a", POWER, shares[:10], 2.3, begins=FRESH)
+    then = _run("b", POWER, shares[10:], first[-1].loss_after, after="a")
+    runs = Runs.of("x", [*first, *then], 0.0)
+    assert runs.seen.sum() == 15
+    assert runs.losses.shape == (15, 2)
+    np.testing.assert_allclose(runs.losses[:, 1], predict(POWER, 2.3, shares))
+    assert runs.seen[:, 1].tolist() == [False] * 10 + [True] * 5
+    assert runs.alone.tolist() == [True, False]
+    assert (runs.begun(runs_begun := fit([*first, *then], samples=0).begun).first == runs_begun.fresh).all()
 
 
 @pytest.mark.parametrize("curve", [EXPONENTIAL, POWER], ids=lambda c: c.kind)
@@ -124,16 +198,18 @@ def test_one_amount_says_nothing_about_others() -> None:
 
 
 def test_the_vectorized_formulas_are_those_of_the_planner() -> None:
-    runs = fitting._Runs.of("x", _observed(POWER, rounds=6), 0.0)
+    parts = [0.25] * 4 + [1.0] * 3 + [0.5] * 2
+    seen = [*_observed(POWER, rounds=6), *_run("parts", POWER, parts, 2.0)]
+    runs = Runs.of("x", seen, 0.0)
     for kind in ("exponential", "power"):
-        space = fitting._Space(kind, runs)
+        space = Space(kind, runs)
         points = np.array(list(space.starts()))
         together = space.trajectories(points, runs)
         for point, rows in zip(points, together, strict=True):
             curve = space.curve(point)
             for column in range(len(runs.first)):
                 wanted = predict(curve, runs.first[column], runs.share[:, column])
-                np.testing.assert_allclose(rows[:, column], wanted, rtol=1e-12)
+                np.testing.assert_allclose(rows[:, column], wanted, rtol=1e-10)
 
 
 def test_samples_spread_with_the_noise_and_are_reproducible() -> None:

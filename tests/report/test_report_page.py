@@ -131,6 +131,13 @@ def test_rounds_beyond_the_plan_are_owned_up_to(folder: Path) -> None:
         "The plan's 6 rounds were not enough: its last was repeated 8 times."
         in headline(read(folder)).sentences
     )
+    with (folder / "events.jsonl").open("a") as events:
+        events.write(json.dumps({"round": 7, "time_s": 1.0, "event": "joined", "node": "<b>node</b>"}) + "\n")
+    assert (
+        "The plan's 6 rounds were not enough: its last team went on for 8 more, joined by <b>node</b>."
+        in headline(read(folder)).sentences
+    )
+    assert "<b>node</b>" not in page(read(folder))
 
 
 def test_a_run_in_progress_says_so(tmp_path: Path) -> None:

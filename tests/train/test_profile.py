@@ -157,7 +157,7 @@ def test_interrupted_it_goes_on_and_ends_the_same(
     assert stopped.read_bytes() == before
 
     # A model that got lost is trained again, to the same end.
-    lost = ready.rounds_of(ready.subsets()[1])
+    lost = next(course.rounds for course in ready.courses if course.run == "r0.5-1")
     for path in (tmp_path / "stopped.pilots").glob(f"*/r0.5-1.{lost}.safetensors"):
         path.unlink()
     assert main(command) == Exit.OK
@@ -172,30 +172,67 @@ def test_a_plan_starts_where_the_curves_meet_the_pilots_from_the_start(draft: Pa
         .replace("lr = 0.3, momentum = 0.5", "lr = 0.2")
     )
     draft.write_text(text)
-    profile = Profile.prepare(Draft.load(draft), (0.5,), rounds=4, warmup=4)
+    profile = Profile.prepare(Draft.load(draft), (0.5,), rounds=6, warmup=3)
     found = profile.run(tmp_path / "pilots", curve_samples=0)
-    starts = {}
-    for version, run in (("dense", "warmup"), ("r0.5", "r0.5-fresh")):
-        rounds = [one for one in found.result.rounds if one.run == run]
-        assert [one.version for one in rounds] == [version] * 4
-        assert all(one.share == 1.0 for one in rounds)
-        arrived = predict(found.fits.versions[version].curve, found.start_loss(), [1.0] * 4)[-1]
-        starts[version] = arrived - rounds[-1].loss_after
-    # The version that hesitated most arrives where it did; none is said to be further than it was.
-    assert min(starts.values()) > -1e-6 or found.start_loss() == pytest.approx(
-        4 * found.fresh_loss(), rel=0.01
-    )
     assert found.start_loss() >= found.fresh_loss() > 2.0
+    for version, runs in (("dense", ("warmup", "dense-0")), ("r0.5", ("r0.5-fresh",))):
+        rounds = [one for run in runs for one in found.result.rounds if one.run == run]
+        assert [one.version for one in rounds] == [version] * 9
+        assert all(one.share == 1.0 for one in rounds)
+        arrived = predict(found.fits.versions[version].curve, found.start_loss(), [1.0] * 9)
+        assert arrived[-1] == pytest.approx(rounds[-1].loss_after, rel=0.15)
+    # What of a jump is made up for at once is not in the problem; more than was seen never is.
+    (switch,) = found.problem(10.0)["switches"]
+    (seen,) = found.result.switches
+    assert 0.0 <= switch["loss_jump"] <= seen.loss_jump
+    assert switch["loss_jump"] == pytest.approx(
+        found.fits.versions["r0.5"].begun.switched
+        - next(one for one in found.result.rounds if (one.run, one.round) == ("warmup", 3)).loss_after,
+        abs=1e-9,
+    )
 
 
-def test_small_teams_have_as_many_more_rounds(draft: Path) -> None:
-    profile = Profile.prepare(Draft.load(draft), (0.5,), rounds=4, warmup=1, amounts=(1.0, 0.5, 0.25))
-    pilots = profile.pilots
-    for subset in pilots.subsets():
-        assert pilots.rounds_of(subset) * subset.share == pytest.approx(4, abs=subset.share / 2 + 1e-9)
-    plain = dataclasses.replace(pilots, weights="members")
-    assert {plain.rounds_of(subset) for subset in plain.subsets()} == {4}
-    assert plain.fingerprint() != pilots.fingerprint()
+def test_pilots_do_what_plans_do(draft: Path) -> None:
+    """Versions from the start, small teams alone and then with everyone, a branch where a switch is."""
+    ready = Profile.prepare(Draft.load(draft), (0.5,), rounds=4, warmup=2, amounts=(1.0, 0.5, 0.2)).pilots
+    by_run = {course.run: course for course in ready.courses}
+    everyone = set(ready.shares)
+    for course in ready.courses:
+        before = by_run.get(course.after)
+        assert course.rounds_before == (before.rounds_before + before.rounds if before else 0)
+        assert (before is None) == (course.begins == "fresh")
+    assert by_run["r0.5-fresh"].rounds == 2 + 4 == by_run["warmup"].rounds + by_run["dense-0"].rounds
+    assert (by_run["r0.5-0"].begins, by_run["r0.5-0"].after) == ("switched", "warmup")
+    small = [one for one in ready.subsets() if set(one.nodes) != everyone]
+    assert len(small) == 2
+    for index, team in enumerate(small, start=1):
+        for version in ("dense", "r0.5"):
+            name = f"{version}-{index}"
+            assert by_run[name].team == by_run[f"{name}-on"].team == team
+            passes = (by_run[name].rounds + by_run[f"{name}-on"].rounds) * team.share
+            assert passes == pytest.approx(4, abs=team.share / 2 + 1e-9)
+            assert set(by_run[f"{name}-joined"].team.nodes) == everyone
+            assert by_run[f"{name}-on-joined"].after == f"{name}-on"
+    plain = dataclasses.replace(ready, weights="members")
+    assert {c.rounds for c in plain.courses if c.run in ("dense-1", "dense-1-on")} == {2}
+    assert plain.fingerprint() != ready.fingerprint()
+    # Without pilots from the start everything branches from the warm-up.
+    warm = dataclasses.replace(ready, fresh=0).courses
+    assert {course.after for course in warm} == {"", "warmup"}
+    assert len(warm) == 1 + 2 * 3
+
+
+def test_small_teams_are_the_thriftiest(draft: Path) -> None:
+    text = draft.read_text()
+    for i, joules in enumerate((5e-9, 1e-9, 4e-9, 2e-9, 3e-9)):
+        text = text.replace(
+            f"{1e9 * (i + 1)}\njoules_per_flop = 1e-9", f"{1e9 * (i + 1)}\njoules_per_flop = {joules}"
+        )
+    draft.write_text(text.replace("joules_per_byte = 1e-7", "joules_per_byte = 0.0"))
+    ready = Profile.prepare(Draft.load(draft), (0.5,), amounts=(1.0, 0.5, 0.2)).pilots
+    assert ready.cheapest == ("n1", "n3", "n4", "n2", "n0")
+    for team in ready.subsets()[1:]:
+        assert set(team.nodes) == set(ready.cheapest[: len(team.nodes)])
 
 
 def test_json(draft: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -206,9 +243,11 @@ def test_json(draft: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     ready = Profile.prepare(Draft.load(draft), (0.5, 0.2), rounds=3, warmup=2).pilots
     assert data["pilot_rounds"] == ready.total_rounds
     assert data["start_loss"] >= data["fresh_loss"]
-    assert data["pilot_passes"] == pytest.approx(2 + 2 * 2 + 3 * 3 * 3, rel=0.1)
+    assert data["pilot_passes"] == pytest.approx(
+        sum(course.rounds * course.team.share for course in ready.courses), rel=0.01
+    )
     assert set(data["versions"]) == {"dense", "r0.5", "r0.2"}
-    seen = 2 + sum(map(ready.rounds_of, ready.subsets()))
+    seen = sum(course.rounds for course in ready.courses if course.version == "dense")
     assert 3 <= data["versions"]["dense"]["goodness"]["rounds"] <= seen  # without those before the fall
 
 
@@ -244,7 +283,7 @@ def test_wrong_options(draft: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
         (["--ranks", "a,b"], "--ranks 'a,b' is not a list of numbers"),
         (["--ranks", "2.0"], "rank ratio 2 is not"),
         (["--amounts", "1,0"], "are not all above 0"),
-        (["--amounts", "1", "--rounds", "2"], "a curve, which needs three rounds"),
+        (["--rounds", "1", "--warmup", "1"], "a curve, which needs three rounds"),
         (["--averaging", "median"], "averaging 'median' is not known"),
         (["--watts", "0"], "--watts 0 is not above 0"),
         (["-o", str(tmp_path / "no/where.toml")], "does not exist"),

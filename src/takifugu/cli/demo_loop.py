@@ -52,7 +52,7 @@ class Effort:
     ratios: tuple[float, ...] = (0.5, 0.25, 0.125)
     rounds: int = 20
     warmup: int = 6
-    amounts: tuple[float, ...] = (1.0, 0.5, 0.25)
+    amounts: tuple[float, ...] = (1.0, 0.6, 0.3)
     curve_samples: int = 20
 
 

@@ -17,6 +17,9 @@ from takifugu.plan.problem import Problem
 PLAN = "plan"
 _CLAIM_SLACK = 1e-6
 
+MOST_OF_THE_DATA = 2.0 / 3.0
+"""A team with this part of the fleet's samples is no small one."""
+
 
 @dataclass(frozen=True)
 class Policy:
@@ -28,12 +31,16 @@ class Policy:
     """The plan file that says the same."""
     turns: int = 1
     """How many of the last rounds are repeated, in turn, once the plan is exhausted."""
+    joined: Decision | None = None
+    """What is done instead, if the last round is one of a small team."""
 
     def at(self, number: int) -> tuple[Decision, Round | None]:
         """What to do in a round (from 1), and what was predicted for it; nothing beyond the plan."""
         planned = len(self.plan.rounds)
         if number <= planned:
             return self.plan.decisions[number - 1], self.plan.rounds[number - 1]
+        if self.joined is not None:
+            return self.joined, None
         turns = min(self.turns, planned)
         return self.plan.decisions[planned - turns + (number - planned - 1) % turns], None
 
@@ -41,7 +48,8 @@ class Policy:
     def sha256(self) -> str:
         """Of who does what with which version: the figures follow from it."""
         rows = [[r.version, dict(sorted(r.nodes.items()))] for r in self.plan.rounds]
-        return hashlib.sha256(json.dumps([rows, self.turns]).encode()).hexdigest()
+        beyond = [] if self.joined is None else [sorted(self.joined.used.items())]
+        return hashlib.sha256(json.dumps([rows, self.turns, *beyond]).encode()).hexdigest()
 
 
 def slugs() -> dict[str, str]:
@@ -70,7 +78,8 @@ def baselines(problem: Problem, only: str | None = None) -> list[Policy]:
             continue
         distinct = {(d.version, tuple(sorted(d.used.items()))) for d in plan.decisions}
         turns = len(distinct) if slug == "rotating-cohorts" else 1
-        policies.append(Policy(name, slug, plan, _file(problem, plan, name), turns))
+        joined = joined_by_others(problem, plan) if turns == 1 else None
+        policies.append(Policy(name, slug, plan, _file(problem, plan, name), turns, joined))
     return policies
 
 
@@ -91,7 +100,32 @@ def from_file(problem: Problem, data: Mapping[str, Any], where: str = "the plan"
             raise ProblemError(
                 [f"{where}: says {key} = {claim!r}, its rounds give {value:.9g}; it was changed, plan again"]
             )
-    return Policy(PLAN, PLAN, plan, data)
+    return Policy(PLAN, PLAN, plan, data, joined=joined_by_others(problem, plan))
+
+
+def joined_by_others(problem: Problem, plan: Plan) -> Decision | None:
+    """The last round's team with the thriftiest of the others, until most of the fleet's data is used.
+
+    What a small team shows is more than what its model is worth, by the labels it lacks (docs/decisions/205):
+    if it ends above the target, more of the same may never get there, where a few rounds of more nodes do.
+    Nothing, if the plan is empty or its last team is large enough to be repeated.
+    """
+    if not plan.decisions:
+        return None
+    last = plan.decisions[-1]
+    version, team = problem.versions[last.version], dict(last.used)
+    enough = MOST_OF_THE_DATA * problem.total_samples
+
+    def joules(place: int) -> float:
+        node = problem.nodes[place]
+        return node.sample_j(version) + node.transfer_j(version) / node.samples
+
+    others = [i for i, node in enumerate(problem.nodes) if i not in team and node.can_hold(version)]
+    for place in sorted(others, key=joules):
+        if sum(team.values()) >= enough:
+            break
+        team[place] = problem.nodes[place].samples
+    return Decision(last.version, team) if len(team) > len(last.used) else None
 
 
 def _decision(problem: Problem, row: Any, where: str) -> Decision:

@@ -362,6 +362,14 @@ class _Simulation:
         number, switch, events = begun.number, begun.switch, []
         if number == len(self.policy.plan.rounds) + 1:
             events.append(self._event("beyond_plan", number, state.clock_s, loss=state.loss))
+            if self.policy.joined is not None:
+                members = [self.problem.nodes[i].name for i in sorted(self.policy.joined.used)]
+                before = self.policy.plan.rounds[-1].nodes
+                events += [
+                    self._event("joined", number, state.clock_s, node=name)
+                    for name in members
+                    if name not in before
+                ]
         if switch is not None:
             names = {"from": switch.source, "to": switch.target}
             events.append(self._event("switch", number, state.clock_s, **names))

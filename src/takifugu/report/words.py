@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from takifugu.report import units
 from takifugu.report.records import Plan, PlanFile, Problem, Run
 
+_NAMED = 6
+"""As many nodes are named in a sentence."""
+
 
 @dataclass(frozen=True)
 class Headline:
@@ -118,6 +121,12 @@ def _beyond(run: Run) -> list[str]:
     if extra <= 0:
         return []
     planned = run.outcome.planned_rounds
+    joined = [str(event.get("node")) for event in run.events if event.get("event") == "joined"]
+    if joined:
+        return [
+            f"The plan's {planned} rounds were not enough: its last team went on for {extra} more, joined by "
+            f"{', '.join(joined[:_NAMED])}{' and others' if len(joined) > _NAMED else ''}."
+        ]
     return [f"The plan's {planned} rounds were not enough: its last was repeated {extra} times."]
 
 

@@ -1,11 +1,14 @@
 """Pilots: short cooperative trainings whose losses the curves are fitted to.
 
-One dense warm-up on all nodes comes first. From its end every version branches, once for each amount of data:
-all nodes, and subsets of them. A plan may also begin low-rank, and a fresh low-rank network learns unlike one
-that was warmed up; so each low-rank version is trained from the start, too, for `fresh` rounds on all nodes.
-What the switch does to the validation loss, and how long it takes, is seen on the way. Every round is on disk
-before it is told, so that an interrupted profile goes on where it was; as rounds follow from their seeds
-alone, it ends with the same numbers.
+Pilots do what plans do (docs/decisions/205). A dense warm-up on all nodes comes first; from its end the dense
+model goes on, and every low-rank version branches, which shows what a switch is worth and what it costs. With
+`fresh`, each low-rank version is trained from the very start, too: a plan may begin low-rank, and then it
+learns unlike one that was warmed up. And small teams begin at the start, alone, with everyone joining them in
+the end: the loss that a small team shows is more than what its model is worth, as the labels it lacks come
+back within a round or two.
+
+Every round is on disk before it is told, so that an interrupted profile goes on where it was; as rounds
+follow from their seeds alone, it ends with the same numbers.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -27,30 +30,21 @@ from torch import nn
 from takifugu.errors import CheckpointError, DataError, UsageError
 from takifugu.lowrank.checkpoint import load, save
 from takifugu.lowrank.surgery import apply_
-from takifugu.measure.fitting import Observation
+from takifugu.measure.trajectories import SWITCHED, Observation
 from takifugu.structure import Structure
 from takifugu.train.cooperative import check_weights, cooperative_round, out_of
+from takifugu.train.courses import (
+    Course,
+    Length,
+    Subset,
+    courses,
+    subset_of,
+    subsets,
+    switched,
+)
 from takifugu.train.evaluation import evaluate
 from takifugu.train.ladder import DENSE, Rung
 from takifugu.train.round import RoundSpec, Samples
-
-WARMUP = "warmup"
-_LEAST_SHARE = 0.1
-"""Of a team with less than this pilots are not longer still."""
-
-
-def fresh(version: str) -> str:
-    """The name of a version's pilot from the start."""
-    return WARMUP if version == DENSE else f"{version}-fresh"
-
-
-@dataclass(frozen=True)
-class Subset:
-    """Some of the nodes: the amount of data they have together, and how far their label mix is off."""
-
-    nodes: tuple[str, ...]
-    share: float
-    imbalance: float
 
 
 @dataclass(frozen=True)
@@ -66,10 +60,21 @@ class PilotRound:
     share: float
     imbalance: float
     samples: int
+    begins: str
+    """What the run begins with: see `Observation`."""
+    after: str = ""
+    """The run that this one goes on from."""
 
     def observation(self) -> Observation:
         return Observation(
-            self.run, self.round, self.loss_before, self.loss_after, self.share, self.imbalance
+            self.run,
+            self.round,
+            self.loss_before,
+            self.loss_after,
+            self.share,
+            self.imbalance,
+            self.begins,
+            self.after,
         )
 
 
@@ -116,6 +121,8 @@ class Pilots:
     how: str = "factors"
     weights: str = "fleet"
     fresh: int = 0
+    cheapest: Sequence[str] = ()
+    """All nodes, those first that need least energy for their data."""
 
     def __post_init__(self) -> None:
         check_weights(self.weights)
@@ -128,36 +135,39 @@ class Pilots:
 
     def refuse_too_short(self) -> None:
         """A curve needs three rounds; better said before the first than after the last."""
-        if self.rounds * len(self.subsets()) < 3:
+        if self.fresh and self.warmup + self.rounds < 3:
+            raise UsageError(
+                f"pilots of {self.rounds} rounds after {self.warmup} of warm-up are too few for a curve, "
+                "which needs three rounds; raise --rounds or --warmup"
+            )
+        if not self.fresh and self.rounds * len(self.subsets()) < 3:
             raise UsageError(
                 f"pilots of {self.rounds} rounds on {len(self.subsets())} amounts of data are too few for a "
                 "curve, which needs three rounds; raise --rounds or give more --amounts"
             )
 
     def subsets(self) -> tuple[Subset, ...]:
-        return subsets(self.shares, self.classes, self.amounts, self.seed)
+        return subsets(self.shares, self.classes, self.amounts, self.seed, self.cheapest)
 
-    def rounds_of(self, subset: Subset) -> int:
-        """By the fleet's weights half the data goes half the way a round: as many more rounds show as much.
-        Shorter ones would end before a small team's loss stops falling, which is what they are to tell."""
-        return (
-            round(self.rounds / max(subset.share, _LEAST_SHARE)) if self.weights == "fleet" else self.rounds
-        )
+    @cached_property
+    def courses(self) -> tuple[Course, ...]:
+        """The single runs, in their order; a run comes after the one it goes on from."""
+        everyone = subset_of(self.shares, self.classes, tuple(self.shares))
+        length = Length(self.rounds, self.warmup, self.fresh, by_share=self.weights == "fleet")
+        return courses([rung.name for rung in self.rungs], everyone, self.subsets(), length)
 
     @property
     def total_rounds(self) -> int:
-        low = sum(not rung.structure.is_dense for rung in self.rungs)
-        branches = sum(map(self.rounds_of, self.subsets()))
-        return self.warmup + low * self.fresh + len(self.rungs) * branches
+        return sum(course.rounds for course in self.courses)
 
     def fingerprint(self) -> str:
         """Names all that the results follow from: another workload has other pilots."""
         digest = hashlib.sha256()
         about = {
             "versions": [(rung.name, rung.structure.id) for rung in self.rungs],
-            "subsets": [asdict(subset) for subset in self.subsets()],
             "spec": [self.spec.batch_size, dict(self.spec.optimizer), self.spec.passes],
-            "pilots": [self.seed, self.rounds, self.warmup, self.how, self.weights, self.fresh],
+            "pilots": [self.seed, self.how, self.weights],
+            "courses": [asdict(course) for course in self.courses],
         }
         digest.update(json.dumps(about, sort_keys=True).encode())
         for samples in (*(self.shares[name] for name in sorted(self.shares)), self.validation):
@@ -186,48 +196,24 @@ class Pilots:
     # ---- carrying it out -----------------------------------------------------------------------------------
 
     def _rounds(self, state: _State, clock: Callable[[], float]) -> Iterator[PilotRound]:
-        model = copy.deepcopy(self.model)
         if state.start_loss_or_none is None:
-            state.start_loss_or_none = evaluate(model, self.validation, self.spec.loss).loss
+            state.start_loss_or_none = evaluate(self.model, self.validation, self.spec.loss).loss
             state.write()
-        everyone, *_ = self.subsets()
-        if set(everyone.nodes) != set(self.shares):
-            everyone = subset_of(self.shares, self.classes, tuple(self.shares))
-        yield from self._pilot(
-            state, WARMUP, DENSE, everyone, self.warmup, lambda: (model, state.start_loss), 0
-        )
-        for rung in self.rungs:
-            if not rung.structure.is_dense:
-                begin = partial(self._fresh, rung)
-                yield from self._pilot(state, fresh(rung.name), rung.name, everyone, self.fresh, begin, 0)
-            for index, subset in enumerate(self.subsets()):
-                run = f"{rung.name}-{index}"
-                begin = partial(self._branch, state, rung, clock)
-                rounds = self.rounds_of(subset)
-                yield from self._pilot(state, run, rung.name, subset, rounds, begin, self.warmup)
+        for course in self.courses:
+            yield from self._pilot(state, course, clock)
         self._switches_further_down(state, clock)
 
-    def _pilot(
-        self,
-        state: _State,
-        run: str,
-        version: str,
-        subset: Subset,
-        rounds: int,
-        begin: Callable[[], tuple[nn.Module, float]],
-        rounds_before: int,
-    ) -> Iterator[PilotRound]:
-        done = state.whole_rounds(run)
+    def _pilot(self, state: _State, course: Course, clock: Callable[[], float]) -> Iterator[PilotRound]:
+        done = state.whole_rounds(course.run)
         yield from done
-        if len(done) == rounds:
+        if len(done) == course.rounds:
             return
         if done:
-            model, loss = state.model(run, len(done), copy.deepcopy(self.model)), done[-1].loss_after
+            model, loss = state.model(course.run, len(done), copy.deepcopy(self.model)), done[-1].loss_after
         else:
-            model, loss = begin()
-            model = copy.deepcopy(model)
-        members = {name: self.shares[name] for name in subset.nodes}
-        for index in range(len(done) + 1, rounds + 1):
+            model, loss = self._begin(state, course, clock)
+        members = {name: self.shares[name] for name in course.team.nodes}
+        for index in range(len(done) + 1, course.rounds + 1):
             # The round's number in the fleet's life: branches see the same batches, and can be compared.
             outcome = cooperative_round(
                 model,
@@ -235,24 +221,38 @@ class Pilots:
                 self.spec,
                 self.seed,
                 self.how,
-                round_index=rounds_before + index,
+                round_index=course.rounds_before + index,
                 out_of=out_of(self.weights, self.shares),
             )
             score = evaluate(model, self.validation, self.spec.loss)
             one = PilotRound(
-                run,
-                version,
+                course.run,
+                course.version,
                 index,
                 loss,
                 score.loss,
                 score.accuracy,
-                subset.share,
-                subset.imbalance,
+                course.team.share,
+                course.team.imbalance,
                 outcome.samples,
+                course.begins,
+                course.after,
             )
             loss = score.loss
             state.add(one, model)
             yield one
+
+    def _begin(self, state: _State, course: Course, clock: Callable[[], float]) -> tuple[nn.Module, float]:
+        """The model that a run begins with, and its loss."""
+        rung = next(rung for rung in self.rungs if rung.name == course.version)
+        if not course.after:
+            return self._fresh(rung)
+        before = state.rounds[course.after]
+        model = state.model(course.after, len(before), copy.deepcopy(self.model))
+        loss = before[-1].loss_after
+        if course.begins == SWITCHED:
+            loss = self._switched(state, model, DENSE, rung.name, rung.structure, loss, clock)
+        return model, loss
 
     def _fresh(self, rung: Rung) -> tuple[nn.Module, float]:
         """The untrained model as this version, and its loss."""
@@ -260,24 +260,16 @@ class Pilots:
         apply_(model, rung.structure)
         return model, evaluate(model, self.validation, self.spec.loss).loss
 
-    def _branch(self, state: _State, rung: Rung, clock: Callable[[], float]) -> tuple[nn.Module, float]:
-        """The model at the end of the warm-up, as this version, and its loss."""
-        model = state.model(WARMUP, self.warmup, copy.deepcopy(self.model))
-        loss = state.rounds[WARMUP][-1].loss_after
-        if rung.structure.is_dense:
-            return model, loss
-        return model, self._switched(state, model, DENSE, rung.name, rung.structure, loss, clock)
-
     def _switches_further_down(self, state: _State, clock: Callable[[], float]) -> None:
-        """From every low-rank version to each smaller one, at the end of its first pilot."""
+        """From every low-rank version to each smaller one, at the end of its pilot after the warm-up."""
         low = [rung for rung in self.rungs if not rung.structure.is_dense]
         for place, rung in enumerate(low):
             for smaller in low[place + 1 :]:
                 if (rung.name, smaller.name) in state.switches:
                     continue
-                rounds = self.rounds_of(self.subsets()[0])
-                model = state.model(f"{rung.name}-0", rounds, copy.deepcopy(self.model))
-                loss = state.rounds[f"{rung.name}-0"][-1].loss_after
+                run = switched(rung.name)
+                model = state.model(run, len(state.rounds[run]), copy.deepcopy(self.model))
+                loss = state.rounds[run][-1].loss_after
                 self._switched(state, model, rung.name, smaller.name, smaller.structure, loss, clock)
 
     def _switched(
@@ -298,51 +290,6 @@ class Pilots:
             state.switches[source, target] = MeasuredSwitch(source, target, took, max(0.0, after - loss))
             state.write()
         return after
-
-
-# ---- which nodes ------------------------------------------------------------------------------------------
-
-
-def subset_of(shares: Mapping[str, Samples], classes: int, nodes: Sequence[str]) -> Subset:
-    """What these nodes have together, against the whole fleet."""
-    histograms = {name: np.array(samples.histogram(classes), dtype=float) for name, samples in shares.items()}
-    fleet = sum(histograms.values(), np.zeros(classes))
-    used = sum((histograms[name] for name in nodes), np.zeros(classes))
-    imbalance = 0.5 * float(np.abs(used / used.sum() - fleet / fleet.sum()).sum())
-    return Subset(tuple(sorted(nodes)), float(used.sum() / fleet.sum()), imbalance)
-
-
-def subsets(
-    shares: Mapping[str, Samples], classes: int, amounts: Sequence[float], seed: int
-) -> tuple[Subset, ...]:
-    """Nodes for each amount of data, largest first; by turns ill balanced and well balanced ones, so that the
-    amount and the balance of the data can be told apart. An amount given twice gets one of each."""
-    if not shares:
-        raise DataError("there are no nodes to run pilots on; give at least one")
-    rng = np.random.default_rng([seed, 2])
-    names = sorted(shares)
-    sizes = np.array([len(shares[name]) for name in names])
-    found: list[Subset] = []
-    for turn, amount in enumerate(sorted(amounts, reverse=True)):
-        if amount * sizes.sum() >= sizes.sum() - 0.5:
-            chosen = [subset_of(shares, classes, names)]
-        else:
-            tries = []
-            for _ in range(64):
-                order = rng.permutation(len(names))
-                # As many of a random order as come nearest to the amount, but at least one.
-                count = 1 + int(np.argmin(np.abs(np.cumsum(sizes[order]) - amount * sizes.sum())))
-                tries.append(subset_of(shares, classes, [names[i] for i in order[:count]]))
-            off = min(abs(one.share - amount) for one in tries)
-            near = [one for one in tries if abs(one.share - amount) <= off + 0.1 * amount]
-            # The least amount ill balanced: the cheapest small teams are what a plan is tempted by, and
-            # if their pilots were better balanced than they are, it would fall for it.
-            sign = 1.0 if (len(amounts) - turn) % 2 == 0 else -1.0
-            chosen = sorted(near, key=lambda one: (sign * one.imbalance, one.nodes))
-        fresh = next((one for one in chosen if one not in found), None)
-        if fresh is not None:
-            found.append(fresh)
-    return tuple(found)
 
 
 # ---- on disk ----------------------------------------------------------------------------------------------

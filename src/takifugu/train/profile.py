@@ -10,7 +10,7 @@ import copy
 import json
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +18,16 @@ import numpy as np
 
 from takifugu.errors import ProblemError, UsageError
 from takifugu.lowrank.surgery import apply_
-from takifugu.measure.fitting import LABEL_WEIGHTS, Fits, as_if_from, fit_versions
+from takifugu.measure.fitting import LABEL_WEIGHTS, Fits, fit_versions
 from takifugu.measure.machine import PowerModel
 from takifugu.plan.curves import Exponential, Power
 from takifugu.plan.files import read_fleet
 from takifugu.plan.problem import Problem
 from takifugu.plan.toml_writer import toml
+from takifugu.train.courses import WARMUP
 from takifugu.train.evaluation import evaluate
 from takifugu.train.ladder import DENSE, Rung, check_ratios, ladder, optimizer_copies
-from takifugu.train.pilots import PilotResult, PilotRound, Pilots, fresh
+from takifugu.train.pilots import MeasuredSwitch, PilotResult, PilotRound, Pilots
 from takifugu.train.workload import Workload
 
 RATIOS = (0.5, 0.25, 0.125)
@@ -129,7 +130,7 @@ class Profile:
             amounts,
             how,
             workload.weights,
-            fresh=warmup,
+            fresh=warmup + rounds,
         )
         pilots.refuse_too_short()
         start = draft.data.get("start", {})
@@ -139,14 +140,13 @@ class Profile:
                 f"start.version: there is no version {chosen!r}; one of {', '.join(r.name for r in rungs)}"
             )
         profile = cls(draft, rungs, pilots, nodes, chosen)
-        profile._check()
-        return profile
+        return replace(profile, pilots=replace(pilots, cheapest=cheapest(profile._stand_in())))
 
-    def _check(self) -> None:
+    def _stand_in(self) -> Problem:
         """Everything else in the draft is looked at before hours of pilots, with curves that stand in."""
-        stand_in = {"kind": "exponential", "floor": 0.0, "rate": 1.0}
-        versions = [{**self._version(rung), "curve": stand_in} for rung in self.rungs]
-        Problem.from_dict(self._problem(versions, [], 1.0, 0.0))
+        curve = {"kind": "exponential", "floor": 0.0, "rate": 1.0}
+        versions = [{**self._version(rung), "curve": curve} for rung in self.rungs]
+        return Problem.from_dict(self._problem(versions, [], 1.0, 0.0))
 
     def run(
         self, folder: Path, told: Callable[[PilotRound], None] = lambda _: None, curve_samples: int = 20
@@ -202,19 +202,24 @@ class Finding:
     fits: Fits
 
     def start_loss(self) -> float:
-        """What the plan should start from, so that the curves arrive where the pilots from the start did.
+        """What a plan should start from, so that the curves arrive where the pilots from the start did: the
+        fresh model's loss, and more where the network hesitates, which no curve does."""
+        return max(self.fresh_loss(), self.fits.versions[DENSE].begun.fresh or 0.0)
 
-        That is the fresh model's loss, plus what stands for its hesitation, which no curve knows: the most
-        of all versions, as a plan may begin with any of them.
+    def jump(self, switch: MeasuredSwitch) -> float:
+        """What a switch really adds to the loss, as far as the pilots after it tell.
+
+        Most of what was seen right after it is made up for within a round or two. Between low-rank versions
+        no pilot was run: there as large a part of the jump remains as of the dense one to the same version.
         """
-        found = []
-        for version, fit in self.fits.versions.items():
-            run = [one for one in self.result.rounds if one.run == fresh(version)]
-            weight = self.fits.label_weight
-            shares = [one.observation().effective_share(weight) for one in run]
-            if run:
-                found.append(as_if_from(fit.curve, run[0].loss_before, shares, run[-1].loss_after))
-        return max(self.fresh_loss(), *found)
+        (seen,) = (
+            s.loss_jump for s in self.result.switches if (s.source, s.target) == (DENSE, switch.target)
+        )
+        as_if = self.fits.versions[switch.target].begun.switched
+        if as_if is None or seen <= 0.0:
+            return switch.loss_jump
+        warm = next(one for one in reversed(self.result.rounds) if one.run == WARMUP).loss_after
+        return switch.loss_jump * min(1.0, max(0.0, as_if - warm) / seen)
 
     def fresh_loss(self) -> float:
         """Of the fresh model, as the version that the plan starts with."""
@@ -240,7 +245,7 @@ class Finding:
                 "to": switch.target,
                 "time_s": switch.time_s,
                 "energy_j": power.joules(switch.time_s),
-                "loss_jump": switch.loss_jump,
+                "loss_jump": self.jump(switch),
             }
             for switch in self.result.switches
         ]
@@ -272,6 +277,18 @@ class Finding:
     def pilot_passes(self) -> float:
         """Pilot work in passes over the whole fleet's data."""
         return self.result.samples_trained / sum(len(s) for s in self.profile.pilots.shares.values())
+
+
+def cheapest(problem: Problem) -> tuple[str, ...]:
+    """The nodes by the energy they need for a sample, transfer included; versions count alike."""
+    joules = np.array(
+        [
+            [n.sample_j(version) + n.transfer_j(version) / n.samples for n in problem.nodes]
+            for version in problem.versions
+        ]
+    )
+    relative = (joules / np.maximum(joules.mean(axis=1, keepdims=True), 1e-300)).mean(axis=0)
+    return tuple(problem.nodes[place].name for place in np.argsort(relative, kind="stable"))
 
 
 def rounds_to(curve: Exponential | Power, loss: float, target: float, most: int) -> int | None:
