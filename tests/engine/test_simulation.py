@@ -322,6 +322,38 @@ def test_cohorts_go_on_taking_turns_beyond_the_plan() -> None:
     assert fixed.at(10_000) == (fixed.plan.decisions[-1], None)
 
 
+def test_a_small_team_that_ends_above_the_target_is_joined_by_the_thriftiest(tmp_path: Path) -> None:
+    data = small_fleet.problem_dict(target={**UNREACHABLE, "max_rounds": 5})
+    data["nodes"][2]["joules_per_flop"] = 1e-3  # the dearest by far
+    data["versions"][1]["memory_bytes"] = 1e9
+    data["nodes"][0]["memory_bytes"] = 1e8  # cannot hold the low-rank version
+    setting = small_fleet.setting(data, tmp_path)
+    problem = setting.problem
+    sizes = [node.samples for node in problem.nodes]
+    assert sizes == [120, 140, 160, 180, 200]
+    policy = small_fleet.policy(problem, [("dense", None), ("r0.25", {1: 70})])
+    # 70 samples, and 180 and 200 of the others, are not yet two thirds of 800: the dearest joins as well.
+    assert policy.joined is not None
+    assert dict(policy.joined.used) == {1: 70, 3: 180, 4: 200, 2: 160}
+    assert policy.at(2)[0].used == {1: 70}
+    assert policy.at(3) == policy.at(99) == (policy.joined, None)
+    result, rows = carry_out(setting, policy, tmp_path / "run")
+    assert [row["members"] for row in rows] == [5, 1, 4, 4, 4]
+    assert result["planned_rounds"] == 2
+    events = lines(tmp_path / "run" / "events.jsonl")
+    joined = [(e["round"], e["node"]) for e in events if e["event"] == "joined"]
+    assert joined == [(3, "node-2"), (3, "node-3"), (3, "node-4")]
+
+    # Enough is enough, a large team is repeated as it is, and a plan joined by others is another one to resume.
+    most = small_fleet.policy(problem, [("dense", {3: 180, 4: 200})])
+    assert most.joined is not None
+    assert set(most.joined.used) == {0, 1, 3, 4}
+    large = small_fleet.policy(problem, [("dense", {1: 140, 2: 160, 3: 180, 4: 200})])
+    assert large.joined is None
+    assert large.at(2) == (large.plan.decisions[-1], None)
+    assert policy.sha256 != dataclasses.replace(policy, joined=None).sha256
+
+
 # ---- going on -------------------------------------------------------------------------------------------
 
 KILLED = """
