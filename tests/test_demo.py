@@ -88,7 +88,7 @@ def test_interrupted_it_goes_on_to_the_same_numbers(
         return train
 
     # Once in the middle of the pilots, once in the middle of a baseline.
-    for limit in (60, 220):
+    for limit in (60, 420):
         calls = 0
         monkeypatch.setattr(cooperative, "train_round", stopped_at(limit))
         assert demo(tmp_path / "d") == Exit.INTERRUPTED
