@@ -247,6 +247,8 @@ def test_json(draft: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         sum(course.rounds * course.team.share for course in ready.courses), rel=0.01
     )
     assert set(data["versions"]) == {"dense", "r0.5", "r0.2"}
+    assert len(data["switches"]) == 3
+    assert all(0 <= s["loss_jump"] <= s["loss_jump_seen"] for s in data["switches"])
     seen = sum(course.rounds for course in ready.courses if course.version == "dense")
     assert 3 <= data["versions"]["dense"]["goodness"]["rounds"] <= seen  # without those before the fall
 

@@ -155,7 +155,10 @@ def _summary(found: Finding, output: Path) -> dict[str, Any]:
             name: {"kind": fit.curve.kind, **fit.curve.parameters(), "goodness": asdict(fit.goodness)}
             for name, fit in found.fits.versions.items()
         },
-        "switches": [asdict(switch) for switch in found.result.switches],
+        "switches": [
+            {**asdict(switch), "loss_jump": found.jump(switch), "loss_jump_seen": switch.loss_jump}
+            for switch in found.result.switches
+        ],
     }
 
 
@@ -167,7 +170,7 @@ def _show(found: Finding) -> None:
     table.add_column("version")
     for title in ("MFLOPs/sample", "payload kB", "curve", "floor", "R2", "error on later rounds", "jump"):
         table.add_column(title, justify="right")
-    jumps = {s.target: s.loss_jump for s in reversed(found.result.switches) if s.source == "dense"}
+    jumps = {s.target: found.jump(s) for s in reversed(found.result.switches) if s.source == "dense"}
     for rung in found.profile.rungs:
         fit = found.fits.versions[rung.name]
         error = fit.goodness.held_out_error
