@@ -94,15 +94,15 @@ def test_a_small_team_is_worth_what_everyone_makes_of_it() -> None:
     found = fit(seen, samples=0)
     for shares in ([0.5] * 30 + [1.0] * 5, [0.3] * 40 + [1.0] * 3, [1.0] * 20):
         assert predict(found.curve, found.begun.fresh, shares)[-1] == pytest.approx(
-            predict(true, 2.3, shares)[-1], rel=0.05
-        )
+            predict(true, 2.3, shares)[-1], rel=0.12
+        )  # not nearer: a fifth of what the team shows counts on purpose (docs/decisions/205)
     # They are not what it is judged by, either.
-    assert found.goodness.r2 > 0.99
-    assert found.goodness.held_out_error < 0.05
+    assert found.goodness.r2 > 0.98
+    assert found.goodness.held_out_error < 0.08
     # Without the rounds together there is nothing else to go by, and the team looks worse than it is.
     without = fit([o for o in seen if not o.run.endswith("joined")], samples=0)
     shares = [0.3] * 40 + [1.0] * 3
-    assert predict(without.curve, without.begun.fresh, shares)[-1] > 1.1 * predict(true, 2.3, shares)[-1]
+    assert predict(without.curve, without.begun.fresh, shares)[-1] > 1.5 * predict(true, 2.3, shares)[-1]
 
 
 def test_a_run_goes_on_where_another_ended() -> None:
