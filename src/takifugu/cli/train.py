@@ -14,7 +14,8 @@ import typer
 
 if TYPE_CHECKING:
     from takifugu.train.job import Job
-    from takifugu.train.loop import Tick, Training
+    from takifugu.train.loop import Training
+    from takifugu.train.standing import Tick
 
 
 def train(

@@ -20,11 +20,12 @@ from takifugu.durable import Row
 from takifugu.errors import CheckpointError, RunError
 from takifugu.lowrank.checkpoint import save
 from takifugu.train import models
-from takifugu.train.loop import Interrupted, Tick, Training, model_seed
+from takifugu.train.loop import Training, model_seed
 from takifugu.train.methods import method_for
 from takifugu.train.processes import Processes
 from takifugu.train.recipe import Recipe
 from takifugu.train.snapshot import Snapshot
+from takifugu.train.standing import Interrupted, Tick
 from takifugu.train.tasks import check_data, task_for
 from takifugu.train.training_folder import TrainingFolder
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -19,7 +18,6 @@ from torch.optim import Optimizer
 
 from takifugu.durable import Row
 from takifugu.errors import TrainingError
-from takifugu.lowrank.surgery import apply_, structure_of
 from takifugu.lowrank.weight_decay import FrobeniusDecay
 from takifugu.train import optimizers
 from takifugu.train.methods.base import Method
@@ -27,13 +25,9 @@ from takifugu.train.processes import Processes
 from takifugu.train.recipe import Recipe
 from takifugu.train.schedules import Moment, schedule_for
 from takifugu.train.seeds import derived
-from takifugu.train.snapshot import (
-    Snapshot,
-    fill_model_,
-    fill_optimizer_,
-    model_tensors,
-    optimizer_tensors,
-)
+from takifugu.train.snapshot import Snapshot
+from takifugu.train.standing import Interrupted, Standing, Tick
+from takifugu.train.state import restore_, state_of
 from takifugu.train.step import training_step_
 from takifugu.train.tasks.base import Batch, Carry, Task
 from takifugu.train.training_folder import TrainingFolder
@@ -41,43 +35,6 @@ from takifugu.train.training_folder import TrainingFolder
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 LINES_PER_EPOCH = 20
 """Lines of metrics within an epoch."""
-
-
-class Interrupted(Exception):
-    """The run was asked to stop, and its state is saved."""
-
-
-@dataclass
-class Standing:
-    """Where a run stands."""
-
-    cycle: int = 0
-    epoch: int = 0
-    step: int = 0
-    """Within the epoch."""
-    steps: int = 0
-    """Since the beginning of the run."""
-    loss_sum: float = 0.0
-    samples: int = 0
-    """Of the epoch so far, on this process; `loss_sum` is the sum of the batches' losses."""
-    seconds: float = 0.0
-    """Of training, without evaluation, since the beginning; and of the epoch so far:"""
-    epoch_seconds: float = 0.0
-    waited_seconds: float = 0.0
-    """Of those, spent waiting for the next batch."""
-    sent_bytes: int = 0
-    history: list[float] = field(default_factory=list)
-    """Validation losses of the cycle's finished epochs."""
-
-
-@dataclass(frozen=True)
-class Tick:
-    """What a progress bar wants to know after a step."""
-
-    standing: Standing
-    loss: float
-    learning_rate: float
-    parameters: int
 
 
 class Training:
@@ -131,10 +88,10 @@ class Training:
         return self.model.module if self.sharding == "ddp" else self.model  # type: ignore[return-value]
 
     def wrap(self, module: nn.Module) -> nn.Module:
-        return self.processes.wrapped(self._laid_out(module), self.sharding)
+        return self.processes.wrapped(self.laid_out(module), self.sharding)
 
     def new_optimizer_(self) -> None:
-        self.optimizer = self._optimizer(self.module)
+        self.optimizer = self.fresh_optimizer(self.module)
 
     def note(self, event: str, **fields: Any) -> None:
         row = {"kind": "event", "event": event, **self._now(), **fields}
@@ -146,70 +103,10 @@ class Training:
     def start_(self) -> None:
         self.method.build_(self.model)
         self.model = self.wrap(self.model.to(self.device))
-        self.optimizer = self._optimizer(self.module)
+        self.optimizer = self.fresh_optimizer(self.module)
 
     def resume_(self, snapshot: Snapshot) -> None:
-        header = snapshot.header
-        module = self.model
-        self.method.load_state_dict(header["method"], snapshot.part("method"))
-        self.method.rebuild_(module)
-        apply_(module, snapshot.structure)
-        module = self._laid_out(module.to(self.device))
-        fill_model_(module, snapshot.part("model"))
-        optimizer = self._optimizer(module)
-        fill_optimizer_(module, optimizer, snapshot)
-        plain = dict(module.named_parameters())
-        self.model = self.wrap(module)
-        if self.sharding == "fsdp":
-            from takifugu.lowrank.sharded import resharded_state
-
-            sharded = dict(self.model.named_parameters())
-            groups, state = resharded_state(optimizer, {plain[name]: sharded[name] for name in plain})
-            for group, parameters in zip(optimizer.param_groups, groups, strict=True):
-                group["params"] = parameters
-            optimizer.state.clear()
-            optimizer.state.update(state)
-        self.optimizer = optimizer
-        if self.scaler is not None:
-            self.scaler.load_state_dict(header["scaler"])
-        own = header["of_each"][self.processes.place.rank]
-        self.standing = Standing(**(header["standing"] | own))
-        kept = snapshot.part(f"carry.{self.processes.place.rank}")
-        self.carry = tuple(kept[str(i)].to(self.device) for i in range(len(kept))) or None
-        self.events = list(header["events"])
-
-    def snapshot(self, log_size: int = 0) -> Snapshot:
-        """The run as it stands. Every process has to call it; the leader's is the one to keep."""
-        module, optimizer = self.model, self.optimizer
-        if self.sharding == "fsdp":
-            from takifugu.lowrank.sharded import Gathered
-
-            gathered = Gathered(self.model)
-            module, optimizer = gathered.module, gathered.optimizer(self.optimizer)
-        elif self.sharding == "ddp":
-            module = self.module
-        tensors, groups, plain = optimizer_tensors(module, optimizer)
-        method_data, method_tensors = self.method.state_dict()
-        tensors |= model_tensors(module)
-        tensors |= {f"method.{name}": t.detach().cpu().contiguous() for name, t in method_tensors.items()}
-        carried = None if self.carry is None else [tensor.cpu() for tensor in self.carry]
-        of_each = {"loss_sum": self.standing.loss_sum, "samples": self.standing.samples}
-        everyone = self.processes.collected((carried, of_each))
-        for rank, (carry, _) in enumerate(everyone):
-            for index, tensor in enumerate(carry or ()):
-                tensors[f"carry.{rank}.{index}"] = tensor.contiguous()
-        header = {
-            "standing": asdict(self.standing),
-            "of_each": [own for _, own in everyone],
-            "groups": groups,
-            "plain_state": plain,
-            "structure": structure_of(module).to_dict(),
-            "method": method_data,
-            "scaler": None if self.scaler is None else self.scaler.state_dict(),
-            "events": self.events,
-            "log_size": log_size,
-        }
-        return Snapshot(tensors, header)
+        restore_(self, snapshot)
 
     # ---- the loop -------------------------------------------------------------------------------------
 
@@ -233,7 +130,7 @@ class Training:
         self.carry = None
         self.method.before_epoch_(self)
         if self.sharding == "none":
-            self._laid_out(self.model)  # new layers come in torch's usual order
+            self.laid_out(self.model)  # new layers come in torch's usual order
 
     def _epoch_(self, ahead: ThreadPoolExecutor, folder: TrainingFolder | None) -> None:
         at, steps, number = self.standing, self.task.steps, self._epoch_number
@@ -377,7 +274,7 @@ class Training:
         return rate
 
     def _save(self, folder: TrainingFolder | None) -> None:
-        snapshot = self.snapshot(0 if folder is None else folder.log_size)
+        snapshot = state_of(self, 0 if folder is None else folder.log_size)
 
         def keep() -> None:
             if folder is not None:
@@ -389,14 +286,14 @@ class Training:
     def _agreed_stop(self) -> bool:
         return bool(self.processes.most([int(self.stop)])[0])
 
-    def _optimizer(self, module: nn.Module) -> Optimizer:
+    def fresh_optimizer(self, module: nn.Module) -> Optimizer:
         table: Mapping[str, Any] = self.recipe.optimizer
         if self.decay is None:
             return optimizers.build(table, module.parameters())
         groups = self.decay.groups(module, table.get("weight_decay", 0.0), biases=True, norms=True)
         return optimizers.build(table, groups)
 
-    def _laid_out(self, module: nn.Module) -> nn.Module:
+    def laid_out(self, module: nn.Module) -> nn.Module:
         if self.recipe.channels_last:
             module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         return module
