@@ -225,3 +225,32 @@ def test_only_the_leader_says_what_is_missing(recipe: Path, together: Path, tmp_
     code, told, err = finished(command(recipe, together, "--workers", "2", "--resume", "--json"))
     assert code == 0, err
     assert json.loads(told)["test"] == scores(together)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "method",
+    [
+        '{kind="lottery-ticket", rounds=1, keep=0.6}',
+        '{kind="early-bird", keep=0.7, latest=1}',
+        '{kind="low-rank", rank=0.25}',
+    ],
+    ids=["lottery-ticket", "early-bird", "low-rank"],
+)
+def test_every_method_goes_on_on_two_processes(method: str, recipe: Path, tmp_path: Path) -> None:
+    words = ["--workers", "2", "--checkpoint-every", "0", "--set", f"method={method}", "--set", "epochs=2"]
+    if "early-bird" in method:  # it needs batch norms
+        network = '{name="resnet18-cifar10", options={width=4, blocks=[1, 1, 1, 1]}}'
+        words += ["--set", f"model={network}"]
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    code, _, err = finished(command(recipe, whole, *words))
+    assert code == 0, err
+    with started(command(recipe, broken, *words)) as process:
+        wait_for_step(process, broken, 6)
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 130
+    code, _, err = finished(command(recipe, broken, *words, "--resume"))
+    assert code == 0, err
+    assert_same(whole, broken)
+    assert scores(whole) == scores(broken)

@@ -234,8 +234,13 @@ class _Talk:
 
 
 def _told(row: Mapping[str, Any]) -> str:
-    known = ("kind", "event", "cycle", "epoch", "step")
-    return ", ".join(f"{name} {_short(value)}" for name, value in row.items() if name not in known)
+    said = ("kind", "event", "cycle", "epoch", "step", "params_before", "params", "seconds")
+    parts = [f"{name} {_short(value)}" for name, value in row.items() if name not in said]
+    if "params" in row:
+        parts.insert(0, f"{row['params_before']:,} -> {row['params']:,} parameters")
+    if "seconds" in row:
+        parts.append(f"{row['seconds']:.2g} s")
+    return ", ".join(parts)
 
 
 def _short(value: Any) -> str:

@@ -17,7 +17,7 @@ import torch
 
 import takifugu
 from takifugu.durable import Row
-from takifugu.errors import CheckpointError, RunError
+from takifugu.errors import CheckpointError, RunError, UsageError
 from takifugu.lowrank.checkpoint import save
 from takifugu.train import models
 from takifugu.train.loop import Training, model_seed
@@ -47,6 +47,10 @@ class Job:
         """What can be said before anything is started: on many processes, everyone would say it."""
         check_data(self.recipe.data.name)
         method_for(self.recipe.method)
+        if world > 1 and self.sharding == "fsdp" and self.recipe.frobenius_decay:
+            raise UsageError(
+                "frobenius_decay: is not supported with --sharding fsdp; use ddp, or leave it out"
+            )
         if self.resume:
             TrainingFolder.open(self.out).check_same(self.header(world))
         elif (self.out / "run.json").exists():

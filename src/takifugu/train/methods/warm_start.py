@@ -108,7 +108,7 @@ class WarmStarted(Method):
             params=_count(run.model),
             layers=0 if report.layers is None else len(report.layers.factorized),
             seconds=time.perf_counter() - started,
-            state=str(report.state),
+            state=str(report.state).removeprefix("optimizer state "),
         )
 
     def state_dict(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
