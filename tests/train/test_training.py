@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -320,3 +321,20 @@ def test_lottery_tickets_count_what_is_left(tmp_path: Path) -> None:
 def test_mistakes_are_told(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises((UsageError, DataError), match=message):
         run(small("dense", **changes), tmp_path / "run")
+
+
+def test_tensorboard_has_the_same_figures(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run(small("dense", epochs=2), tmp_path / "run", tensorboard=True)
+    events = EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()
+    told = [point.value for point in events.Scalars("epoch/validation/loss")]
+    ours = [row["validation"]["loss"] for row in rows(tmp_path / "run") if row["kind"] == "epoch"]
+    assert told == pytest.approx(ours)
+
+
+def test_without_tensorboard_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(RunError, match="needs TensorBoard; pip install"):
+        run(small("dense", epochs=1), tmp_path / "run", tensorboard=True)

@@ -185,7 +185,7 @@ def _board(job: Job) -> Iterator[Any]:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
-        raise RunError("--tensorboard needs TensorBoard; pip install tensorboard") from None
+        raise RunError("--tensorboard needs TensorBoard; pip install 'takifugu[tensorboard]'") from None
     writer = SummaryWriter(job.out / "tensorboard")
     try:
         yield writer
