@@ -8,6 +8,7 @@ import math
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -352,6 +353,24 @@ def test_a_small_team_that_ends_above_the_target_is_joined_by_the_thriftiest(tmp
     assert large.joined is None
     assert large.at(2) == (large.plan.decisions[-1], None)
     assert policy.sha256 != dataclasses.replace(policy, joined=None).sha256
+
+
+def test_stopped_while_others_join_it_goes_on_bit_for_bit(tmp_path: Path) -> None:
+    data = small_fleet.problem_dict(target={**UNREACHABLE, "max_rounds": 6})
+    setting = small_fleet.setting(data, tmp_path)
+    policy = small_fleet.policy(setting.problem, [("dense", {0: 60}), ("dense", {0: 60})])
+    assert policy.joined is not None
+    whole = setting.folder(tmp_path / "whole", policy)
+    simulate(policy, setting, whole)
+
+    def stop(row: Mapping[str, Any]) -> None:
+        if row["round"] == 4:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        simulate(policy, setting, setting.folder(tmp_path / "parts", policy), stop)
+    simulate(policy, setting, setting.folder(tmp_path / "parts", policy, resume=True))
+    assert files(tmp_path / "parts") == files(tmp_path / "whole")
 
 
 # ---- going on -------------------------------------------------------------------------------------------
