@@ -171,6 +171,7 @@ def test_a_killed_worker_is_started_again(recipe: Path, together: Path, tmp_path
     assert scores(out) == scores(together)
 
 
+@pytest.mark.slow  # the sharded test stops two workers as well
 def test_two_workers_stop_together_and_go_on(recipe: Path, together: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     with started(command(recipe, out, "--workers", "2", "--checkpoint-every", "0")) as process:
@@ -199,6 +200,7 @@ def test_sharded_it_computes_the_same_and_goes_on(recipe: Path, together: Path, 
         torch.testing.assert_close(tensor, theirs[name], rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_the_users_own_torchrun(recipe: Path, together: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
