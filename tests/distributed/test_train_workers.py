@@ -156,6 +156,7 @@ def test_asked_to_stop_it_saves_and_exits_130(
     assert_same(alone, out)
 
 
+@pytest.mark.slow
 def test_a_killed_worker_is_started_again(recipe: Path, together: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     with started(command(recipe, out, "--workers", "2", "--checkpoint-every", "0")) as process:

@@ -14,6 +14,8 @@ from typing import Any, TypeVar
 
 import torch
 from torch import distributed, nn
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 
 from takifugu.errors import RunError, TakifuguError, UsageError, near_misses
 from takifugu.train.tasks.base import Place, Sums
@@ -43,7 +45,12 @@ def joined(device: str, timeout_s: float = 1800.0) -> Iterator[Processes]:
         return
     device = _own_device(device)
     backend = "nccl" if device.startswith("cuda") else "gloo"
-    distributed.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
+    timeout = timedelta(seconds=timeout_s)
+    store, rank, world = next(rendezvous("env://", timeout=timeout))
+    # Workers that were started again must not find the addresses that those before them have left.
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    store = PrefixStore(f"takifugu/{attempt}", store)
+    distributed.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timeout)
     try:
         yield Together(Place(distributed.get_rank(), distributed.get_world_size()), device)
     finally:
