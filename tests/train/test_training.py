@@ -338,3 +338,20 @@ def test_without_tensorboard_it_says_what_to_install(tmp_path: Path, monkeypatch
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(RunError, match="needs TensorBoard; pip install"):
         run(small("dense", epochs=1), tmp_path / "run", tensorboard=True)
+
+
+def test_a_run_that_could_not_begin_is_not_in_the_way(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    for changes in (
+        {"method": {"kind": "warm-start", "warmup": 99}},
+        {"optimizer": {"kind": "sgd", "lr": 1e30}},
+    ):
+        with pytest.raises((UsageError, TrainingError)):
+            run(small("dense", epochs=2, schedule={"kind": "constant"}, **changes), out)
+    recipe = small("dense", epochs=1)
+    Job(recipe, out).check(1)
+    run(recipe, out)
+    run(recipe, tmp_path / "new")
+    assert_same(out, tmp_path / "new")
+    with pytest.raises(RunError, match="holds a run already"):
+        Job(recipe, out).check(1)

@@ -53,7 +53,7 @@ class Job:
             )
         if self.resume:
             TrainingFolder.open(self.out).check_same(self.header(world))
-        elif (self.out / "run.json").exists():
+        elif TrainingFolder.holds_run(self.out):
             raise RunError(
                 f"{self.out}: holds a run already; continue it with --resume, or choose another --out"
             )

@@ -47,18 +47,27 @@ class TrainingFolder:
     @classmethod
     def create(cls, path: str | Path, header: Mapping[str, Any]) -> TrainingFolder:
         path = Path(path)
-        if (path / "run.json").exists():
+        if cls.holds_run(path):
             raise RunError(f"{path}: holds a run already; continue it with --resume, or choose another --out")
         if path.exists() and (not path.is_dir() or not _only_leftovers(path)):
             raise RunError(
                 f"{path}: exists and is not a run folder; choose an empty or a new folder with --out"
             )
+        if (path / "run.json").exists():
+            with durable.locked(path, by="run.json"):  # nobody is just beginning it
+                (path / "run.json").unlink()
         header = {"format": FORMAT, **header}
         with _disk(path, "nothing is lost"):
             (path / "checkpoints").mkdir(parents=True, exist_ok=True)
             durable.write_text(path / "metrics.jsonl", "")
             durable.write_json(path / "run.json", header)  # last: with it, the folder is a run
         return cls(path, header)
+
+    @staticmethod
+    def holds_run(path: Path) -> bool:
+        """Whether there is something to go on from. A run that failed before its first checkpoint, for a
+        wrong option or missing data, is not in the way of the next one."""
+        return (path / "run.json").exists() and (path / "checkpoints.json").exists()
 
     @classmethod
     def open(cls, path: str | Path) -> TrainingFolder:
@@ -173,7 +182,9 @@ def _written(path: Path, content: bytes) -> None:
 def _only_leftovers(path: Path) -> bool:
     """Whether a folder holds nothing but what an interrupted beginning of ours leaves."""
     names = {p.name.removesuffix(".tmp") for p in path.iterdir()}
-    return names <= {"checkpoints", "metrics.jsonl", "run.json"} and not any((path / "checkpoints").glob("*"))
+    if not names <= {"checkpoints", "metrics.jsonl", "run.json", "tensorboard"}:
+        return False
+    return (path / "run.json").exists() or not any((path / "checkpoints").glob("*"))
 
 
 @contextmanager
