@@ -86,8 +86,11 @@ def _run(job: Job, processes: Any, as_json: bool) -> int:
     from takifugu.cli import Exit
     from takifugu.errors import RunError, TakifuguError, TrainingError
     from takifugu.train.job import Interrupted, carry_out
+    from takifugu.train.memory import keep_freed_memory
     from takifugu.train.processes import LeaderFailed, under_launcher
 
+    if processes.device == "cpu":
+        keep_freed_memory()
     with _Talk(job, processes.leads) as talk:
         try:
             result = carry_out(job, processes, watch=talk.row, progress=talk.tick)

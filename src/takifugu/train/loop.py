@@ -20,6 +20,7 @@ from takifugu.durable import Row
 from takifugu.errors import TrainingError
 from takifugu.lowrank.weight_decay import FrobeniusDecay
 from takifugu.train import optimizers
+from takifugu.train.ahead import working_ahead
 from takifugu.train.methods.base import Method
 from takifugu.train.processes import Processes
 from takifugu.train.recipe import Recipe
@@ -115,7 +116,7 @@ class Training:
         self._saved_at = time.monotonic()
         self.method.attach_(self)
         devices = [self.device] if self.device.type == "cuda" else []
-        with ThreadPoolExecutor(1, "batches") as ahead, torch.random.fork_rng(devices=devices):
+        with working_ahead() as ahead, torch.random.fork_rng(devices=devices):
             while self.standing.cycle < self.method.cycles:
                 if self.standing.step == 0:
                     self._before_epoch_()

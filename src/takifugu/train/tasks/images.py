@@ -21,7 +21,7 @@ from takifugu.zoo import augment, datasets
 if TYPE_CHECKING:
     from takifugu.train.recipe import Recipe
 
-EVALUATED_AT_ONCE = 512
+EVALUATED_AT_ONCE = 256
 
 
 class Images(Protocol):
