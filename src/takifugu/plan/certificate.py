@@ -9,7 +9,7 @@ docs/decisions/104-whole-rounds.md has the proof; names follow it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,9 +39,11 @@ def certify(
     price: int,
     most_j: float,
     cells: Sequence[int],
+    later: Values | None = None,
 ) -> Values:
     """A lower bound on what is left to pay, from one of the estimate's prices. `cells`: how finely each
-    version is looked at; values above `most_j` are of no interest and capped."""
+    version is looked at; values above `most_j` are of no interest and capped. `later`: certified values of
+    the phase that one may also wait for."""
     prices = estimate.prices[price]
     versions = len(terrain.offers)
     grids = [terrain.grid] * versions
@@ -57,6 +59,8 @@ def certify(
         coarse = thinned(full)
         grid = _fine_grid(terrain, curve, rough, coarse, cells[v])
         limit = _switch_limits(terrain, v, grid, estimate, price, prices)[None, :]
+        if later is not None:
+            limit = np.minimum(limit, np.interp(grid, later.grids[v], later.value[v][0]))
         cap = np.array([most_j])
         close = _closely(terrain, v, full, coarse, rough)
         way = _Rounds.of(curve, grid, close, offers.exact)
@@ -65,10 +69,11 @@ def certify(
         for _ in range(_REPAIRS):
             sound = _repaired(way, sound, guess)
         grids[v], value[v], ways[v] = grid, sound, way
-    _switched(terrain, prices, grids, value, ways, most_j)
-    start = terrain.problem.version_index[terrain.problem.start_version]
-    if start not in ways:  # nobody can train it: the plan begins with a switch
-        value[start] = _only_switches(terrain, start, prices, grids, value, ways, most_j)
+    exits = _Exits(terrain, prices, grids, value, ways, later)
+    _switched(exits, most_j)
+    for v in range(versions):
+        if v not in ways:  # nobody can train it: a switch comes first, or the next phase
+            value[v] = _only_exits(exits, v, most_j)
     rows = tuple((x - ROUNDING * np.abs(x))[None, :] for x in value)
     return Values((prices,), tuple(grids), rows, rows)
 
@@ -128,12 +133,26 @@ def _switch_limits(
     limit = np.full(len(grid), np.inf)
     for source, target, switch in terrain.switches:
         if source == version and terrain.usable[target]:
-            fee = prices.energy * switch.energy_j + prices.per_second * switch.time_s
             left = np.interp(
                 grid + switch.loss_jump, estimate.grids[target], estimate.after_switch[target][price]
             )
-            np.minimum(limit, fee + left, out=limit)
+            np.minimum(limit, prices.fee(switch) + left, out=limit)
     return limit
+
+
+@dataclass(frozen=True)
+class _Exit:
+    """A way to go on other than by a round: a switch, or waiting for the next phase."""
+
+    fee: float
+    jump: float
+    grid: Floats
+    bounds: tuple[Floats, ...]
+    """On what is left where it leads: each holds, and is linear between grid points."""
+
+    def left(self, loss: Floats) -> Floats:
+        best = np.maximum.reduce([np.interp(loss + self.jump, self.grid, row) for row in self.bounds])
+        return np.asarray(self.fee + best)
 
 
 @dataclass(frozen=True)
@@ -327,31 +346,43 @@ def _spread(first: Ints, last: Ints, height: Floats, count: int) -> Floats:
     return np.asarray(table[0])
 
 
-def _switched(
-    terrain: Terrain,
-    prices: Prices,
-    grids: list[Floats],
-    value: list[Floats],
-    ways: dict[int, _Rounds],
-    most_j: float,
-) -> None:
-    """Lowers values until no switch leads to less than they say."""
-    exits = {v: [(t, s) for source, t, s in terrain.switches if source == v and t in ways] for v in ways}
+@dataclass(frozen=True)
+class _Exits:
+    """All the ways out of every version: switches, whose ends change as values are lowered, and others."""
+
+    terrain: Terrain
+    prices: Prices
+    grids: list[Floats]
+    value: list[Floats]
+    ways: dict[int, _Rounds]
+    later: Values | None
+
+    def of(self, version: int, after: Mapping[int, tuple[Floats, ...]]) -> Iterator[_Exit]:
+        """`after`: bounds on a round of each version and what is left then."""
+        if self.later is not None:
+            yield _Exit(0.0, 0.0, self.later.grids[version], (self.later.value[version][0],))
+        for source, target, switch in self.terrain.switches:
+            if source == version and target in self.ways:
+                yield _Exit(self.prices.fee(switch), switch.loss_jump, self.grids[target], after[target])
+
+
+def _switched(exits: _Exits, most_j: float) -> None:
+    """Lowers values until no exit leads to less than they say."""
+    value, ways = exits.value, exits.ways
     after = {v: _round_first(way, value[v]) for v, way in ways.items()}
     for _ in range(50):
         changed = False
         for source in sorted(ways, reverse=True):
-            terrain.check()
-            here = grids[source]
+            exits.terrain.check()
+            here = exits.grids[source]
             excess = np.zeros(len(here))
-            for target, switch in exits[source]:
-                fee = prices.energy * switch.energy_j + prices.per_second * switch.time_s
-                points = np.union1d(here, grids[target] - switch.loss_jump)
+            for exit_ in exits.of(source, after):
+                points = np.union1d(here, exit_.grid - exit_.jump)
                 points = points[(points >= here[0]) & (points <= here[-1])]
                 now = np.interp(points, here, value[source])
-                land = points + switch.loss_jump
-                # Each bound after the switch is linear between these points, and one of them is enough.
-                left = [fee + np.minimum(np.interp(land, grids[target], x), most_j) for x in after[target]]
+                land = points + exit_.jump
+                # Each bound is linear between these points, and one of them is enough.
+                left = [exit_.fee + np.minimum(np.interp(land, exit_.grid, x), most_j) for x in exit_.bounds]
                 over = np.minimum.reduce([np.maximum((now - x)[1:], (now - x)[:-1]) for x in left])
                 over = np.maximum.accumulate(np.maximum(np.append(over[:1], over), 0.0))
                 # At each point the excess up to the next one, so that the line between lies above it.
@@ -369,26 +400,15 @@ def _switched(
         row[:] = 0.0
 
 
-def _only_switches(
-    terrain: Terrain,
-    version: int,
-    prices: Prices,
-    grids: list[Floats],
-    value: list[Floats],
-    ways: dict[int, _Rounds],
-    most_j: float,
-) -> Floats:
-    """What is left to pay where a switch must come first: never less from a higher loss, so the grid
-    point below any loss gives a bound."""
-    here = np.concatenate([grids[version][:1], grids[version][:-1]])
+def _only_exits(exits: _Exits, version: int, most_j: float) -> Floats:
+    """What is left to pay where no round can come first: never less from a higher loss, so the grid point
+    below any loss gives a bound."""
+    grid = exits.grids[version]
+    here = np.concatenate([grid[:1], grid[:-1]])
     least = np.full(len(here), most_j)
-    for source, target, switch in terrain.switches:
-        if source == version and target in ways:
-            fee = prices.energy * switch.energy_j + prices.per_second * switch.time_s
-            np.minimum(
-                least, fee + np.interp(here + switch.loss_jump, grids[target], value[target]), out=least
-            )
-    return least
+    for exit_ in exits.of(version, {v: (exits.value[v],) for v in exits.ways}):
+        np.minimum(least, exit_.left(here), out=least)
+    return np.maximum.accumulate(least)
 
 
 def _round_first(way: _Rounds, value: Floats) -> tuple[Floats, ...]:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from takifugu.plan.curves import Floats, FlowCurve
-from takifugu.plan.problem import Problem
+from takifugu.plan.problem import Problem, Switch
 from takifugu.plan.relaxation import Offers
 
 Ints = NDArray[np.int64]
@@ -33,6 +33,12 @@ class Prices:
     per_round: float = 0.0
     energy: float = 1.0
     """Weight of energy itself: 0 asks for the least time or the fewest rounds instead."""
+    per_switch_second: float | None = None
+    """Where the price of time changes: what a second of a switch costs at least."""
+
+    def fee(self, switch: Switch) -> float:
+        rate = self.per_second if self.per_switch_second is None else self.per_switch_second
+        return self.energy * switch.energy_j + rate * switch.time_s
 
 
 @dataclass(frozen=True)
@@ -141,7 +147,7 @@ class Landscape:
     def potential(self, prices: Prices, passes: int = _MOST_PASSES) -> Potential:
         problem, grid = self.problem, self.grid
         costs = self.cell_costs(prices)
-        fee = np.array([prices.energy * s.energy_j + prices.per_second * s.time_s for s in problem.switches])
+        fee = np.array([prices.fee(s) for s in problem.switches])
         # Where no version moves, no plan passes; a finite stand-in keeps the arithmetic sane.
         envelope = np.minimum(costs.min(axis=0), 1e300)
         reachable = envelope[envelope < 1e299]

@@ -20,6 +20,8 @@ from takifugu.plan.baselines import run_baselines
 from takifugu.plan.certificate import certify
 from takifugu.plan.options import Options
 from takifugu.plan.parts import Parts
+from takifugu.plan.phase_prices import climb
+from takifugu.plan.phases import PhasedTerrain, Phases
 from takifugu.plan.plan import FORMAT, Decision, Plan, meets_limits, replay
 from takifugu.plan.polish import polish
 from takifugu.plan.potentials import Potential
@@ -38,6 +40,8 @@ CAUTION = (0.0, 0.0003, 0.0006, 0.001, 0.002, 0.003, 0.005, 0.008, 0.012, 0.02, 
 ENOUGH = 1.001
 """A plan this close to the estimate of the least energy is not improved by more caution."""
 LARGE_FLEET = 2000
+PHASES = 8
+"""Phases of time in a bound, where nodes come and go."""
 SMALL_ROWS = 20_000
 """Most rows (node sets, all versions) for which the exact search is tried first."""
 
@@ -178,6 +182,8 @@ class Solver(Parts):
                 self._certify(terrain, priced, fine // 2)
                 return
             self._certify(terrain, priced, fine)
+            if not self._good() and self.attendance is not None:
+                self._certify_phases(priced.energy_j, fine)
             if self._good():
                 return
             if self.plan is not None and len(self.problem.nodes) > LARGE_FLEET:
@@ -238,6 +244,20 @@ class Solver(Parts):
         fine = [max(cells, min(4 * rounds, 3 * cells))] * len(problem.versions)
         found = certify(terrain, priced.values, priced.best, 1.3 * (known + limits), fine)
         self._raise_bound(float(found.from_start(problem)[0]), "whole-round bound")
+
+    def _certify_phases(self, estimate_j: float, cells: int) -> None:
+        """The same with time in phases: the bound knows who is there when. The finer, the more phases."""
+        if self.complete or len(self.problem.nodes) > LARGE_FLEET:
+            return
+        phases = Phases.of(self.fleet, self.multipliers, PHASES if cells < 1000 else PHASES * 3 // 2)
+        if len(phases) == 1:
+            return
+        terrain = PhasedTerrain(phases, self.offers, 150, self.check)
+        known = estimate_j if self.plan is None else self.plan.energy_j
+        prices = climb(terrain, self.prices, known)
+        values = terrain.estimate([prices])
+        certified = terrain.certified(values, 0, prices, 1.3 * (known + phases.limits_j(prices)), cells)
+        self._raise_bound(float(terrain.from_start(certified, [prices])[0]), "bound by phases")
 
     def _good(self) -> bool:
         if self.plan is None:

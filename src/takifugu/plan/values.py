@@ -142,13 +142,12 @@ class Terrain:
     cells: int = 150
     check: Callable[[], None] = lambda: None
     """Raises when time is up."""
+    points: Floats | None = None
+    """The grid of losses, where it is given."""
     _arrivals: dict[int, Arrivals] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
-        grid = Landscape.of(self.problem, self.offers, self.cells).grid
-        # Just above the target a whole round is left to pay: a step, so two points close together.
-        step = grid[0] + 1e-8 * max(abs(grid[0]), 1e-3)
-        self.grid = np.unique(np.concatenate([grid, [step]]))
+        self.grid = self._drawn_grid() if self.points is None else self.points
         index = self.problem.version_index
         self.switches = [(index[s.source], index[s.target], s) for s in self.problem.switches]
         down = all(target > source for source, target, _ in self.switches)
@@ -160,10 +159,17 @@ class Terrain:
         self.sound = all(o is None or ok for o, ok in zip(self.offers, self.usable, strict=True))
         """Whether every version that can be trained has a curve these bounds can follow."""
 
+    def _drawn_grid(self) -> Floats:
+        grid = Landscape.of(self.problem, self.offers, self.cells).grid
+        # Just above the target a whole round is left to pay: a step, so two points close together.
+        step = grid[0] + 1e-8 * max(abs(grid[0]), 1e-3)
+        return np.unique(np.concatenate([grid, [step]]))
+
     # Estimates.
 
-    def estimate(self, prices: Sequence[Prices]) -> Values:
-        """Values on the rough grid at several prices at once, on a third of the shares."""
+    def estimate(self, prices: Sequence[Prices], later: Values | None = None) -> Values:
+        """Values on the rough grid at several prices at once, on a third of the shares. `later`: of the
+        phase that one may also wait for (`phases.py`)."""
         rows = {}
         for v in self.trainable():
             rows[v] = [thinned(charges(self.offers[v], p)) for p in prices]  # type: ignore[arg-type]
@@ -178,7 +184,7 @@ class Terrain:
             v: (np.array([c.left for c in rows[v]]), np.array([c.at_high for c in rows[v]])) for v in rows
         }
         grids = [self.grid] * len(self.offers)
-        return self._solve(prices, grids, arrivals, costs)
+        return self._solve(prices, grids, arrivals, costs, later)
 
     def trainable(self) -> list[int]:
         return [v for v, ok in enumerate(self.usable) if ok]
@@ -198,6 +204,7 @@ class Terrain:
         grids: Sequence[Floats],
         arrivals: dict[int, Arrivals],
         costs: dict[int, tuple[Floats, Floats]],
+        later: Values | None,
     ) -> Values:
         count = len(prices)
         cap = np.array([_ceiling(self.problem, costs, p) for p in range(count)])
@@ -207,12 +214,13 @@ class Terrain:
             for v in reversed(range(len(grids))):
                 self.check()
                 limit = np.full((count, len(grids[v])), np.inf)
+                if later is not None:
+                    limit = later.value[v].copy()
                 for source, target, switch in self.switches:
                     if source == v and self.usable[target]:
                         land = grids[v] + switch.loss_jump
                         for p, price in enumerate(prices):
-                            fee = price.energy * switch.energy_j + price.per_second * switch.time_s
-                            left = fee + np.interp(land, grids[target], after[target][p])
+                            left = price.fee(switch) + np.interp(land, grids[target], after[target][p])
                             np.minimum(limit[p], left, out=limit[p])
                 if not self.usable[v]:  # nobody can train it: a switch is all there is
                     value[v] = np.minimum(limit, cap[:, None])
