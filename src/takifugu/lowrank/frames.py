@@ -111,8 +111,10 @@ class Sharded(Bare):
         rebuilt = self.crew.all_or_none(lambda: self.wrap(self.module))
         new_of = self.crew.all_or_none(lambda: self.gathered.check(names, rebuilt))
         groups, state = self.crew.all_or_none(lambda: resharded_state(stand_in, new_of))
-        for group, parameters in zip(optimizer.param_groups, groups, strict=True):
-            group["params"] = parameters
+        for group, mended, parameters in zip(
+            optimizer.param_groups, stand_in.param_groups, groups, strict=True
+        ):
+            group.update(mended, params=parameters)
         optimizer.state.clear()
         optimizer.state.update(state)
         return rebuilt, kept
@@ -164,12 +166,12 @@ class _Undo:
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, swaps: Sequence[Swap]) -> None:
         self.model, self.optimizer, self.swaps = model, optimizer, swaps
-        self.groups = [list(group["params"]) for group in optimizer.param_groups]
+        self.groups = [dict(group) for group in optimizer.param_groups]
         self.state = dict(optimizer.state)
 
     def __call__(self) -> None:
         commit_(self.model, [Swap(swap.name, swap.new, swap.old) for swap in self.swaps])
-        for group, parameters in zip(self.optimizer.param_groups, self.groups, strict=True):
-            group["params"] = parameters
+        for group, former in zip(self.optimizer.param_groups, self.groups, strict=True):
+            group.update(former)
         self.optimizer.state.clear()
         self.optimizer.state.update(self.state)

@@ -23,7 +23,7 @@ from takifugu.lowrank.averages import Average, Remembered
 from takifugu.lowrank.candidates import Where
 from takifugu.lowrank.choice import structure_from, survey
 from takifugu.lowrank.frames import Bare, CommunicationHook, Wrap, frame_of, plain_view
-from takifugu.lowrank.optimizer_state import Gradients, StateReport, check_way, innermost
+from takifugu.lowrank.optimizer_state import Gradients, StateReport, check_way, mendable
 from takifugu.lowrank.ranks import StableRank, rule_for
 from takifugu.lowrank.report import FactorReport, factor_report
 from takifugu.lowrank.rewarm import Rewarm
@@ -125,7 +125,7 @@ class WarmStart:
                 same structure, in place, with factors that can be averaged with the model's.
         """
         now = self._now(epoch, step)
-        optimizer = innermost(optimizer)
+        optimizer = mendable(optimizer)
         self.rewarm.follow_(optimizer)
         if self.followed is not None and not self.switched and now != self._seen:
             self.followed.observe(plain_view(model), self.where)
