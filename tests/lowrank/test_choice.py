@@ -188,6 +188,23 @@ def tied_within() -> nn.Module:
     return layer
 
 
+class OwnCall(nn.Linear):
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return super().__call__(x) * 2
+
+
+def with_mask() -> nn.Module:
+    layer = nn.Linear(16, 16)
+    layer.register_buffer("mask", torch.ones(16))
+    return layer
+
+
+def with_child() -> nn.Module:
+    layer = nn.Linear(16, 16)
+    layer.gate = nn.Linear(2, 2)
+    return layer
+
+
 class ByTen(nn.Module):
     def forward(self, W: torch.Tensor) -> torch.Tensor:
         return 10 * W
@@ -209,6 +226,9 @@ def self_made() -> nn.Module:
         (pruned, "its weight is computed from other parameters"),
         (frozen, "frozen (requires_grad=False); force=True factorizes it all the same"),
         (lambda: OwnForward(16, 16), "OwnForward has a forward of its own"),
+        (lambda: OwnCall(16, 16), "OwnCall has a forward of its own"),
+        (with_mask, "it also holds 'mask', which would be lost"),
+        (with_child, "it also holds 'gate.weight', which would be lost"),
         (lambda: nn.LazyLinear(16), "its shape is not known yet (a lazy module)"),
         (zero_attention, "add_zero_attn is not supported"),
         (tied_within, "two of its matrices are one parameter"),

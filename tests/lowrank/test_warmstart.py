@@ -303,3 +303,20 @@ def test_following_does_not_depend_on_torchs_defaults(default) -> None:
     else:
         with default:
             assert stable_rank(W) == wanted
+
+
+@pytest.mark.parametrize(
+    ("options", "model_of", "message"),
+    [
+        ({"where": "lyer"}, net, "where='lyer' matches no layer"),
+        ({"where": []}, net, "where= is an empty list"),
+        ({"hook": object()}, net, "hook= is attached to DistributedDataParallel"),
+        ({}, lambda: nn.DataParallel(net()), "wrapped in DataParallel"),
+        ({}, lambda: nn.Sequential(nn.ReLU(), nn.BatchNorm1d(3)), "no layer that can be factorized"),
+    ],
+)
+def test_what_fails_in_any_case_fails_before_training(options: dict, model_of, message: str) -> None:
+    model = model_of()
+    optimizer = SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
+    with pytest.raises(UsageError, match=message):
+        tk.WarmStart(warmup=10, **options)(model, optimizer, epoch=0)

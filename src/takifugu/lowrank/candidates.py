@@ -186,11 +186,14 @@ def refusal(candidate: Candidate, scheme: str) -> str | None:
     for weight in weights.values():
         if not _is_plain(weight):
             return _foreign(candidate.name, weight)
+    for name, _ in (*module.named_parameters(), *module.named_buffers()):
+        if name not in weights and not name.rpartition(".")[2].startswith(("bias", "in_proj_bias")):
+            return f"it also holds {name!r}, which would be lost"
     return candidate.layer.obstacle(module, scheme)
 
 
 _HOMES = ("torch.nn.modules.", "transformers.pytorch_utils")
-_BEHAVIOUR = ("forward", "_conv_forward", "_output_padding")
+_BEHAVIOUR = ("__call__", "forward", "_conv_forward", "_output_padding")
 """What a subclass can override and then compute something else than the dense type does."""
 
 

@@ -138,25 +138,31 @@ def is_sharded(model: nn.Module) -> bool:
     return fsdp is not None and any(isinstance(module, fsdp.FSDPModule) for module in model.modules())
 
 
-def frame_of(model: nn.Module, wrap: Wrap | None, hook: CommunicationHook | None = None) -> Bare:
+def check_frame(model: nn.Module, wrap: Wrap | None, hook: CommunicationHook | None = None) -> None:
+    """An error if what the model stands in could not be built anew."""
     if isinstance(model, DistributedDataParallel):
         if wrap is None:
             raise UsageError(
                 "the model is wrapped in DistributedDataParallel; give WarmStart wrap=, which wraps "
                 "it again, such as wrap=DistributedDataParallel"
             )
-        return Replicated(model, wrap, hook)
-    if hook is not None:
+    elif hook is not None:
         raise UsageError(
             "hook= is attached to DistributedDataParallel, but the model is not wrapped in it; "
             "leave hook= out, or wrap the model"
         )
-    if is_sharded(model):
-        if wrap is None:
-            raise UsageError(
-                "the model is sharded by fully_shard; give WarmStart wrap=, which takes the plain model "
-                "and shards it as you did, such as wrap=fully_shard"
-            )
+    elif wrap is None and is_sharded(model):
+        raise UsageError(
+            "the model is sharded by fully_shard; give WarmStart wrap=, which takes the plain model "
+            "and shards it as you did, such as wrap=fully_shard"
+        )
+
+
+def frame_of(model: nn.Module, wrap: Wrap | None, hook: CommunicationHook | None = None) -> Bare:
+    check_frame(model, wrap, hook)
+    if wrap is not None and isinstance(model, DistributedDataParallel):
+        return Replicated(model, wrap, hook)
+    if wrap is not None and is_sharded(model):
         return Sharded(model, wrap)
     return Bare(model)
 

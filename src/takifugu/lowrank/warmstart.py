@@ -16,14 +16,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from takifugu.errors import UsageError, near_misses
 from takifugu.lowrank.averages import Average, Remembered
-from takifugu.lowrank.candidates import Where
+from takifugu.lowrank.candidates import Where, find
 from takifugu.lowrank.choice import check_schemes, structure_from, survey
 from takifugu.lowrank.factorized import Factorized
-from takifugu.lowrank.frames import Bare, CommunicationHook, Wrap, frame_of, plain_view
+from takifugu.lowrank.frames import Bare, CommunicationHook, Wrap, check_frame, frame_of, plain_view
 from takifugu.lowrank.optimizer_state import Gradients, StateReport, check_way, mendable
 from takifugu.lowrank.ranks import StableRank, rule_for
 from takifugu.lowrank.report import FactorReport, factor_report
@@ -131,6 +132,8 @@ class WarmStart:
         """
         now = self._now(epoch, step)
         optimizer = mendable(optimizer)
+        if self._seen is None:
+            self._check_first(model)
         self._check_model(model)
         self.rewarm.follow_(optimizer)
         if self.followed is not None and not self.switched and now != self._seen:
@@ -185,6 +188,13 @@ class WarmStart:
         self._low_rank, self._known = not structure.is_dense, id(rebuilt)
         self.reports.append(SwitchReport(now, self._unit or "epoch", report, kept, structure))
         return rebuilt
+
+    def _check_first(self, model: nn.Module) -> None:
+        """What would fail at the switch whatever is learned until then fails before training."""
+        check_frame(model, self.wrap, self.hook)
+        inner = model.module if isinstance(model, DistributedDataParallel) else model
+        if not callable(self.where):  # a function may look at the weights of the moment
+            find(inner, self.where)
 
     def _check_model(self, model: nn.Module) -> None:
         """A second model, or one that was not loaded before the states were, would stay dense silently."""
