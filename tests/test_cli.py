@@ -48,6 +48,8 @@ def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "def build(): return nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(8 * 36, 16))\n"
         "def with_example(): return build(), torch.zeros(2, 3, 8, 8)\n"
         "def number(): return 3\n"
+        "def of_width(width): return nn.Linear(width, width)\n"
+        "def half(): return build().half()\n"
         "model = nn.Sequential(nn.Linear(16, 16))\n"
     )
     monkeypatch.chdir(tmp_path)
@@ -59,6 +61,22 @@ def test_inspect_shows_spectra_ranks_and_costs(capsys, own_module: Path) -> None
     assert (code, err) == (0, "")
     for shown in ("singular values", "stable", "8x3x3x3", "█", "MACs", "2 layers factorized"):
         assert shown in out
+
+
+def macs(capsys: pytest.CaptureFixture[str], *arguments: str) -> int:
+    code, out, err = run(capsys, "inspect", *arguments, "--json")
+    assert (code, err) == (0, "")
+    count: int = json.loads(out)["macs_before"]
+    return count
+
+
+def test_inspect_counts_at_the_shape_given_also_of_a_zoo_network(capsys) -> None:
+    target = ("resnet18-cifar10", "--where", "layer4.1.conv2")
+    assert macs(capsys, *target, "--shape", "1,3,64,64") > 3.9 * macs(capsys, *target)
+
+
+def test_the_shape_is_of_the_models_dtype(capsys, own_module: Path) -> None:
+    assert macs(capsys, "mine_for_inspect:half", "--shape", "1,3,8,8") == 36 * 216 + 8 * 36 * 16
 
 
 def test_inspect_json_is_the_report_and_the_spectra(capsys, own_module: Path) -> None:
@@ -104,6 +122,9 @@ def test_inspect_a_zoo_network_defaults_to_the_papers_layers(capsys) -> None:
         (["inspect", "no_such_module:build"], "cannot import 'no_such_module'"),
         (["inspect", "mine_for_inspect:biuld"], "'mine_for_inspect' has no 'biuld'; did you mean 'build'"),
         (["inspect", "mine_for_inspect:number"], "gave a int; it must return a torch.nn.Module"),
+        (["inspect", "mine_for_inspect:of_width"], "called without arguments, but it has a missing a required argument: 'width'"),
+        (["inspect", "lstm-wikitext2", "--shape", "3,3"], "--shape is for networks that take one image"),
+        (["inspect", "mine_for_inspect:build", "--seed", "99999999999999999999"], "Invalid value for '--seed'"),
         (["inspect", "mine_for_inspect:build", "--rank", "0"], "rank 0 is less than 1"),
         (["inspect", "mine_for_inspect:build", "--rank", "big"], "rank 'big' is not understood"),
         (["inspect", "mine_for_inspect:build", "--where", "conv"], "matches no layer"),

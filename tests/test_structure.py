@@ -69,6 +69,8 @@ def test_files(tmp_path) -> None:
     assert Structure.load(tmp_path / "s.json") == Structure((LINEAR,))
     with pytest.raises(StructureError, match="cannot read structure"):
         Structure.load(tmp_path / "absent.json")
+    with pytest.raises(StructureError, match="cannot write structure"):
+        Structure((LINEAR,)).save(tmp_path / "absent" / "s.json")
 
 
 def broken(**changes: object) -> str:

@@ -166,7 +166,10 @@ class Structure:
         return cls.from_dict(data)
 
     def save(self, path: str | Path) -> None:
-        Path(path).write_text(self.to_json(indent=2) + "\n", encoding="utf-8")
+        try:
+            Path(path).write_text(self.to_json(indent=2) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise StructureError(f"cannot write structure {str(path)!r}: {error}") from error
 
     @classmethod
     def load(cls, path: str | Path) -> Structure:

@@ -13,7 +13,7 @@ from torch.optim import SGD, AdamW
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import takifugu as tk
-from takifugu.errors import LayerError
+from takifugu.errors import LayerError, UsageError
 from takifugu.lowrank.averages import align
 from takifugu.lowrank.decompose import exact
 
@@ -115,3 +115,14 @@ def test_a_grad_scaler_keeps_working() -> None:
     assert scale == 2.0**10, "it grew twice: six good steps"
     for p, q in zip(plain.parameters(), model.parameters(), strict=True):
         assert torch.equal(p, q)
+
+
+@pytest.mark.parametrize("low_rank", ["model", "average"])
+def test_an_average_of_another_structure_is_refused(low_rank: str) -> None:
+    model = nn.Sequential(nn.Linear(16, 32), nn.Linear(32, 16))
+    average = copy.deepcopy(model)
+    tk.factorize_(model if low_rank == "model" else average, 0.25, where="0")
+    structures = tk.structure_of(model), tk.structure_of(average)
+    with pytest.raises(UsageError, match="make it a copy of the model as it is now"):
+        tk.WarmStart(warmup=0)(model, SGD(model.parameters(), lr=0.1), epoch=0, ema=average)
+    assert (tk.structure_of(model), tk.structure_of(average)) == structures

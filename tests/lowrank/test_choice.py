@@ -108,6 +108,8 @@ def test_embeddings_are_opt_in() -> None:
         ),
         (lambda name, module: False, "where= matches none of the 4 layers that can be factorized"),
         ([3], r"where= takes patterns or a function"),
+        ([], "where= is an empty list, which matches nothing"),
+        (nn.Linear, "not a class; use where=lambda name, module: isinstance"),
     ],
 )
 def test_matching_nothing_names_near_misses(where: object, message: str) -> None:
@@ -180,6 +182,29 @@ def zero_attention() -> nn.Module:
     return nn.MultiheadAttention(16, 2, add_zero_attn=True)
 
 
+def tied_within() -> nn.Module:
+    layer = nn.LSTM(16, 16, num_layers=2)
+    layer.weight_hh_l1 = layer.weight_hh_l0
+    return layer
+
+
+class OwnCall(nn.Linear):
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return super().__call__(x) * 2
+
+
+def with_mask() -> nn.Module:
+    layer = nn.Linear(16, 16)
+    layer.register_buffer("mask", torch.ones(16))
+    return layer
+
+
+def with_child() -> nn.Module:
+    layer = nn.Linear(16, 16)
+    layer.gate = nn.Linear(2, 2)
+    return layer
+
+
 class ByTen(nn.Module):
     def forward(self, W: torch.Tensor) -> torch.Tensor:
         return 10 * W
@@ -201,8 +226,17 @@ def self_made() -> nn.Module:
         (pruned, "its weight is computed from other parameters"),
         (frozen, "frozen (requires_grad=False); force=True factorizes it all the same"),
         (lambda: OwnForward(16, 16), "OwnForward has a forward of its own"),
+        (lambda: OwnCall(16, 16), "OwnCall has a forward of its own"),
+        (with_mask, "it also holds 'mask', which would be lost"),
+        (with_child, "it also holds 'gate.weight', which would be lost"),
         (lambda: nn.LazyLinear(16), "its shape is not known yet (a lazy module)"),
         (zero_attention, "add_zero_attn is not supported"),
+        (tied_within, "two of its matrices are one parameter"),
+        pytest.param(
+            lambda: nn.Linear(0, 16),
+            "its weight has no elements",
+            marks=pytest.mark.filterwarnings("ignore:Initializing zero-element tensors"),
+        ),
         (lambda: nn.Embedding(16, 16, max_norm=1.0), "max_norm renormalizes dense rows"),
         (
             lambda: nn.Linear(16, 16, dtype=torch.complex64),

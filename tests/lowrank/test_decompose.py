@@ -133,3 +133,10 @@ def test_no_temporary_is_much_larger_than_the_weight() -> None:
     with Watch():
         exact(W, 8)
     assert largest <= 4 * W.numel() * W.element_size()
+
+
+def test_the_randomized_way_does_not_depend_on_the_default_device() -> None:
+    W = torch.randn(30, 20)
+    wanted = randomized(W, 4)
+    with torch.device("meta"):  # as a user's torch.set_default_device("cuda")
+        assert torch.equal(randomized(W, 4).A, wanted.A)

@@ -224,7 +224,8 @@ def test_what_was_not_optimized_is_not_now() -> None:
     model = net()
     optimizer = SGD([model[2].weight], lr=0.1, momentum=0.9)
     train(model, optimizer, 2)
-    report = switch(model, optimizer)
+    with pytest.warns(TakifuguWarning, match="does not hold the weight that '0.v.weight' stands for"):
+        report = switch(model, optimizer)
     assert everything(optimizer) == [model[2].v.weight, model[2].u.weight]
     assert set(report.left_out) == {"0.v.weight", "0.u.weight"}
 
@@ -290,3 +291,81 @@ def test_a_convolutions_second_moments_are_taken_for_uncorrelated() -> None:
     wanted_v = u.detach().reshape(6, 2).square().T @ second
     torch.testing.assert_close(optimizer.state[u]["exp_avg_sq"].reshape(6, 2), wanted_u)
     torch.testing.assert_close(optimizer.state[v]["exp_avg_sq"].reshape(2, 36), wanted_v)
+
+
+def test_a_fused_sgd_goes_on() -> None:
+    """It takes momentum for all parameters of a group or for none; fresh momentum is zero."""
+    fused = net()
+    plain = copy.deepcopy(fused)
+    for model in (fused, plain):
+        optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9, fused=model is fused)
+        train(model, optimizer, 3)
+        switch(model, optimizer, "auto")
+        train(model, optimizer, 3)
+    for one, other in zip(fused.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("prefix", ["", "module."])
+def test_names_in_the_groups_follow(prefix: str) -> None:
+    model = net()
+    named = [(prefix + name, parameter) for name, parameter in model.named_parameters()]
+    optimizer = AdamW([{"params": named[:3]}, {"params": named[3:]}])
+    train(model, optimizer, 2)
+    switch(model, optimizer)
+    now = {prefix + name: parameter for name, parameter in model.named_parameters()}
+    found = {}
+    for group in optimizer.param_groups:
+        found.update(zip(group["param_names"], group["params"], strict=True))
+    assert found.keys() == now.keys()
+    assert all(found[name] is now[name] for name in now)
+
+
+def test_names_are_put_back_when_a_switch_fails() -> None:
+    model = net()
+    optimizer = AdamW(model.named_parameters())
+    before = optimizer.param_groups[0]["param_names"]
+    warm = tk.WarmStart(warmup=0, where="2", state="calibrated")
+    with pytest.raises(UsageError, match="needs gradients="):
+        warm(model, optimizer, epoch=0)
+    assert (
+        optimizer.param_groups[0]["param_names"] == before == [name for name, _ in model.named_parameters()]
+    )
+
+
+def test_a_subclass_with_state_of_its_own_is_treated_as_unknown() -> None:
+    class Slow(AdamW):
+        def step(self, closure=None):
+            super().step(closure)
+            for p in everything(self):
+                self.state[p].setdefault("slow", p.detach().clone()).lerp_(p.detach(), 0.5)
+
+    model = net()
+    optimizer = Slow(model.parameters())
+    train(model, optimizer, 2)
+    with pytest.warns(TakifuguWarning, match="Slow is not an optimizer whose state we know"):
+        report = switch(model, optimizer)
+    assert len(report.reset) == 4
+    train(model, optimizer, 2)
+
+
+def test_a_weight_frozen_since_takes_its_moments_along() -> None:
+    model = net()
+    optimizer = AdamW(model.parameters())
+    train(model, optimizer, 3)
+    model[0].weight.requires_grad_(False)
+    warm = tk.WarmStart(warmup=0, where=["0", "2"], force=True)
+    warm(model, optimizer, epoch=0)
+    assert "0.u.weight" in warm.report.state.projected
+    assert not model[0].u.weight.requires_grad
+    assert optimizer.state[model[0].u.weight]["exp_avg"].abs().sum() > 0
+    train(model, optimizer, 1)
+
+
+def test_optimizers_with_lists_of_their_own_are_refused_before_training() -> None:
+    model = net()
+    lbfgs = torch.optim.LBFGS(model.parameters())
+    with pytest.raises(UsageError, match="LBFGS keeps its history as one vector"):
+        tk.WarmStart(warmup=10)(model, lbfgs, epoch=0)
+    with pytest.raises(UsageError, match="expected a torch optimizer, got NoneType"):
+        tk.WarmStart(warmup=10)(model, None, epoch=0)

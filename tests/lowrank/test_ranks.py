@@ -164,6 +164,8 @@ def test_bad_ranks(bad: object, message: str) -> None:
         (lambda: Budget(params=-1), "must be positive"),
         (lambda: Budget(params=1.5), "use an int for an amount"),
         (lambda: Ratio(0.5, multiple=0), "multiple=0 must be a positive int"),
+        (lambda: Ratio(0.5, multiple=2.5), "multiple=2.5 must be a positive int"),
+        (lambda: Fixed(2.5), "rank 2.5 is not a whole number"),
         (lambda: Energy(0.0), "energy kept 0.0"),
         (lambda: StableRank(scale=0.0), "scale 0.0"),
     ],

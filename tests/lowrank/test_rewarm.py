@@ -92,3 +92,20 @@ def test_a_rate_that_is_a_tensor_stays_the_same_tensor() -> None:
 def test_mistakes(steps: int, start: float) -> None:
     with pytest.raises(UsageError, match="re-warm-up"):
         Rewarm(steps, start)
+
+
+def test_a_step_that_fails_does_not_lower_the_rate_for_good() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4))
+    optimizer = SGD(model.parameters(), lr=0.5)
+    warm = tk.WarmStart(warmup=0, where="0", rewarm=2)
+    warm(model, optimizer, step=0)
+
+    def out_of_memory() -> float:
+        raise RuntimeError("out of memory")
+
+    for _ in range(3):
+        with pytest.raises(RuntimeError, match="out of memory"):
+            optimizer.step(out_of_memory)
+    model(torch.ones(2, 8)).sum().backward()
+    optimizer.step()
+    assert optimizer.param_groups[0]["lr"] == 0.5

@@ -114,3 +114,10 @@ def test_examples_as_tensor_tuple_or_dict(form: str) -> None:
     example = {"tensor": x, "tuple": (x,), "list": [x], "dict": {"input": x}}[form]
     report = tk.factorize_(nn.Sequential(nn.Linear(16, 16)), 0.25, example_input=example)
     assert (report.macs_before, report.macs) == (2 * 256, 2 * 128)
+
+
+def test_a_layer_without_a_backward_pass_can_be_raced() -> None:
+    model = nn.Sequential(nn.Embedding(50, 16), nn.Linear(16, 16)).requires_grad_(False)
+    words = torch.zeros(2, 3, dtype=torch.long)
+    report = tk.factorize_(model, where="0", force=True, only_if_faster=words)
+    assert report.layers[0].dense_s > 0

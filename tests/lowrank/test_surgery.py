@@ -181,3 +181,22 @@ def test_training_goes_on() -> None:
         optimizer.step()
         losses.append(loss.item())
     assert losses[-1] < 0.2 * losses[0]
+
+
+@pytest.mark.parametrize("layers", [["0", "1"], ["1"]], ids=str)
+@pytest.mark.parametrize("factorized", [False, True])
+def test_a_structure_without_the_tie_does_not_untie(layers: list[str], factorized: bool) -> None:
+    untied = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16))
+    structure = tk.choose(untied, 0.25, where=layers)
+    model = copy.deepcopy(untied)
+    model[1].weight = model[0].weight
+    if factorized:
+        tk.factorize_(model, 0.5)
+    modules = list(model)
+    with pytest.raises(StructureError, match="shares its weight with '[01]' in this model, but not in the"):
+        tk.apply_(model, structure)
+    assert list(model) == modules
+    tk.apply_(model, tk.choose(model, 0.25, rerank=True))
+    assert model[0].u.weight is model[1].u.weight
+    tk.apply_(model, Structure())
+    assert model[0].weight is model[1].weight

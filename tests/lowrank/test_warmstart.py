@@ -229,6 +229,14 @@ def test_shares_are_even_and_the_same_everywhere() -> None:
         (lambda: tk.WarmStart(stages=[("auto", 0.5), (9, 0.2)]), UsageError, "decides about one switch"),
         (lambda: tk.WarmStart(state="keep"), UsageError, "unknown way 'keep'"),
         (lambda: tk.WarmStart(svd="fast"), UsageError, "unknown svd 'fast'"),
+        (lambda: tk.WarmStart(stages=[5, 10]), UsageError, "a stage 5; use pairs of when and rank"),
+        (lambda: tk.WarmStart(exmaple_input=X), UsageError, "did you mean 'example_input'"),
+        (
+            lambda: tk.WarmStart(scheme="tuker2"),
+            UsageError,
+            "unknown scheme 'tuker2'; did you mean 'tucker2'",
+        ),
+        (lambda: tk.WarmStart().load_state_dict({}), UsageError, "not the state of a WarmStart"),
     ],
 )
 def test_mistakes_show_before_training(make, error: type[Exception], message: str) -> None:
@@ -254,3 +262,61 @@ def test_the_slow_parts_of_torch_are_loaded_by_who_needs_them() -> None:
         "('torch.distributed.fsdp', 'torch.distributed.tensor', 'lightning', 'transformers')))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_second_model_does_not_stay_dense_without_a_word() -> None:
+    warm = tk.WarmStart(warmup=1, where="2")
+    one, other = net(), net()
+    optimizers = [SGD(model.parameters(), lr=0.1) for model in (one, other)]
+    warm(one, optimizers[0], epoch=0)
+    warm(other, optimizers[1], epoch=0)
+    warm(one, optimizers[0], epoch=1)
+    with pytest.raises(UsageError, match="use a WarmStart for each model"):
+        warm(other, optimizers[1], epoch=1)
+    warm(one, optimizers[0], epoch=2)
+
+
+def test_a_state_from_after_the_switch_wants_a_model_from_after_the_switch() -> None:
+    model = net()
+    warm = tk.WarmStart(warmup=0, where="2")
+    warm(model, SGD(model.parameters(), lr=0.1), epoch=0)
+    resumed = tk.WarmStart(warmup=0, where="2")
+    resumed.load_state_dict(warm.state_dict())
+    fresh = net()
+    with pytest.raises(UsageError, match="load the model first"):
+        resumed(fresh, SGD(fresh.parameters(), lr=0.1), epoch=1)
+    tk.apply_(fresh, tk.structure_of(model))
+    assert resumed(fresh, SGD(fresh.parameters(), lr=0.1), epoch=1) is fresh
+
+
+@pytest.mark.parametrize("default", [torch.device("meta"), torch.float64], ids=str)
+def test_following_does_not_depend_on_torchs_defaults(default) -> None:
+    """A user's torch.set_default_device("cuda"), say; a meta device is one that a processor has, too."""
+    W = torch.randn(20, 10)
+    wanted = stable_rank(W)
+    if isinstance(default, torch.dtype):
+        torch.set_default_dtype(default)
+        try:
+            assert stable_rank(W) == wanted
+        finally:
+            torch.set_default_dtype(torch.float32)
+    else:
+        with default:
+            assert stable_rank(W) == wanted
+
+
+@pytest.mark.parametrize(
+    ("options", "model_of", "message"),
+    [
+        ({"where": "lyer"}, net, "where='lyer' matches no layer"),
+        ({"where": []}, net, "where= is an empty list"),
+        ({"hook": object()}, net, "hook= is attached to DistributedDataParallel"),
+        ({}, lambda: nn.DataParallel(net()), "wrapped in DataParallel"),
+        ({}, lambda: nn.Sequential(nn.ReLU(), nn.BatchNorm1d(3)), "no layer that can be factorized"),
+    ],
+)
+def test_what_fails_in_any_case_fails_before_training(options: dict, model_of, message: str) -> None:
+    model = model_of()
+    optimizer = SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
+    with pytest.raises(UsageError, match=message):
+        tk.WarmStart(warmup=10, **options)(model, optimizer, epoch=0)

@@ -126,3 +126,14 @@ def test_groups_spare_biases_and_norms_unless_asked() -> None:
     assert len(only["params"]) == len(names)
     with pytest.raises(UsageError, match="a decay of -1"):
         FrobeniusDecay(-1)
+
+
+def test_computed_weights_are_left_to_the_optimizer() -> None:
+    model = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(6, 6)), nn.Linear(6, 6))
+    decay = FrobeniusDecay(0.1)
+    optimizer = SGD(decay.groups(model, weight_decay=0.2), lr=0.1)
+    by_decay = {group["weight_decay"]: group["params"] for group in optimizer.param_groups}
+    assert len(by_decay[0.2]) == 2  # the two parts of the normed weight
+    model(torch.randn(3, 6)).sum().backward()
+    decay.add_(model)
+    optimizer.step()

@@ -35,7 +35,7 @@ def inspect(
     force: Annotated[bool, typer.Option(help="Factorize also what would cost more.")] = False,
     weights: Annotated[Path | None, typer.Option(help="A file of takifugu.save to load first.")] = None,
     shape: Annotated[str | None, typer.Option(help="Input shape for MACs, e.g. 1,3,32,32.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the random weights.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of the random weights.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="JSON on stdout.")] = False,
 ) -> None:
     """Spectrum, ranks, parameters, MACs and bytes per layer, for a rank rule."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +27,10 @@ def resolve(target: str, shape: tuple[int, ...] | None = None) -> Target:
     from takifugu import zoo
 
     if target in zoo.names():
-        return Target(zoo.build(target), zoo.example(target), zoo.where(target))
+        model, example = zoo.build(target), zoo.example(target)
+        if shape is not None and not (len(example) == 1 and example[0].is_floating_point()):
+            raise UsageError(f"--shape is for networks that take one image; {target!r} takes words")
+        return Target(model, example if shape is None else _zeros(shape, model), zoo.where(target))
     if ":" not in target:
         known = ", ".join(zoo.names())
         raise UsageError(
@@ -37,13 +41,31 @@ def resolve(target: str, shape: tuple[int, ...] | None = None) -> Target:
 
 
 def _from_callable(target: str, build: Any, shape: tuple[int, ...] | None) -> Target:
-    import torch
     from torch import nn
 
-    built = build() if callable(build) and not isinstance(build, nn.Module) else build
+    if callable(build) and not isinstance(build, nn.Module):
+        _check_call(target, build)
+        build = build()
+    built = build
     model, example = built if isinstance(built, tuple) and len(built) == 2 else (built, None)
     if not isinstance(model, nn.Module):
         raise UsageError(f"{target!r} gave a {type(model).__name__}; it must return a torch.nn.Module")
-    if shape is not None:
-        example = torch.zeros(shape)
-    return Target(model, example, None)
+    return Target(model, example if shape is None else _zeros(shape, model), None)
+
+
+def _check_call(target: str, build: Any) -> None:
+    try:
+        signature = inspect.signature(build)
+    except ValueError:  # some callables of C do not tell
+        return
+    try:
+        signature.bind()
+    except TypeError as error:
+        raise UsageError(f"{target!r} is called without arguments, but it has a {error}") from error
+
+
+def _zeros(shape: tuple[int, ...], model: nn.Module) -> Any:
+    import torch
+
+    dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), None)
+    return torch.zeros(shape, dtype=dtype)

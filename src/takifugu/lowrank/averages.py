@@ -9,7 +9,7 @@ model's (orthogonal Procrustes): the product is still the best of its rank, and 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -68,8 +68,16 @@ class Average:
             raise UsageError("the average is wrapped in DistributedDataParallel; pass ema.module")
         self.swaps: Iterable[Swap] = ()
 
-    def prepare_(self, structure: Structure, decompose: Decomposer, crew: Alone) -> None:
+    def prepare_(
+        self, structure: Structure, decompose: Decomposer, crew: Alone, like: Sequence[Swap]
+    ) -> None:
+        """`like` are the model's own swaps."""
         swaps = crew.all_or_none(lambda: build_swaps(self.module, structure))
+        if _filled(swaps) != _filled(like):
+            raise UsageError(
+                "the average has other factorized layers than the model, so their factors could not be "
+                "averaged; make it a copy of the model as it is now"
+            )
         crew.fill_(swaps, decompose)
         self.swaps = swaps
 
@@ -77,3 +85,7 @@ class Average:
         commit_(self.module, list(self.swaps))
         if self.outer is not None and self.wrap is not None:
             self.outer.module = self.wrap(self.module)
+
+
+def _filled(swaps: Iterable[Swap]) -> list[str]:
+    return [swap.name for swap in swaps if swap.unfilled is not None]

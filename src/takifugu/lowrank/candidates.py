@@ -102,6 +102,11 @@ def find(model: nn.Module, where: Where) -> list[Candidate]:
             "put it in an nn.Sequential"
         )
     names = [candidate.name for candidate in known]
+    if isinstance(where, type):
+        raise UsageError(
+            f"where= takes patterns or a function (name, module) -> bool, not a class; "
+            f"use where=lambda name, module: isinstance(module, {where.__name__})"
+        )
     if where is None:
         chosen = [candidate for candidate in known if candidate.layer.kind not in OPT_IN]
         if not chosen:
@@ -118,6 +123,8 @@ def find(model: nn.Module, where: Where) -> list[Candidate]:
             )
         return chosen
     patterns = [where] if isinstance(where, str) else list(where)
+    if not patterns:
+        raise UsageError("where= is an empty list, which matches nothing; leave it out to mean all layers")
     everything = [name for name, _ in model.named_modules() if name]
     for pattern in patterns:
         if not isinstance(pattern, str):
@@ -168,6 +175,10 @@ def refusal(candidate: Candidate, scheme: str) -> str | None:
             return "its shape is not known yet (a lazy module); run the model once first"
         if not isinstance(weight, nn.Parameter):
             return "its weight is computed from other parameters (weight_norm, pruning); make it plain first"
+    if any(weight.numel() == 0 for weight in weights.values()):
+        return "its weight has no elements"
+    if len({id(weight) for weight in weights.values()}) < len(weights):
+        return "two of its matrices are one parameter, which factors cannot be"
     for part in module.modules():
         for attribute, value in vars(part).items():
             if isinstance(value, Tensor) and attribute.startswith(("bias", "in_proj_bias")):
@@ -175,11 +186,14 @@ def refusal(candidate: Candidate, scheme: str) -> str | None:
     for weight in weights.values():
         if not _is_plain(weight):
             return _foreign(candidate.name, weight)
+    for name, _ in (*module.named_parameters(), *module.named_buffers()):
+        if name not in weights and not name.rpartition(".")[2].startswith(("bias", "in_proj_bias")):
+            return f"it also holds {name!r}, which would be lost"
     return candidate.layer.obstacle(module, scheme)
 
 
 _HOMES = ("torch.nn.modules.", "transformers.pytorch_utils")
-_BEHAVIOUR = ("forward", "_conv_forward", "_output_padding")
+_BEHAVIOUR = ("__call__", "forward", "_conv_forward", "_output_padding")
 """What a subclass can override and then compute something else than the dense type does."""
 
 

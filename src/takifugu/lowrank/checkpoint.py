@@ -75,6 +75,7 @@ def load(path: str | Path, model: nn.Module | None = None) -> nn.Module:
     state = {**tensors, **{alias: tensors[name].clone() for alias, name in header["shared"].items()}}
     expected = _expected(model, swaps)
     _check(path, expected, state)
+    _check_ties(path, expected, state, header["shared"])
     commit_(model, swaps)
     if any(tensor.device.type == "meta" for tensor in expected.values()):
         _assign_(model, {name: tensor.to(expected[name].dtype) for name, tensor in state.items()})
@@ -177,7 +178,8 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     if _digest(tensors, header) != header["sha256"]:
         raise CheckpointError(f"{str(path)!r} does not match its own hash; it is damaged or has been changed")
     shared = header["shared"]
-    if not isinstance(shared, dict) or not set(shared.values()) <= set(tensors) or set(shared) & set(tensors):
+    named = isinstance(shared, dict) and all(isinstance(name, str) for name in shared.values())
+    if not named or not set(shared.values()) <= set(tensors) or set(shared) & set(tensors):
         raise CheckpointError(f"{str(path)!r} names tensors it does not hold; it has been changed")
     return tensors, header
 
@@ -185,11 +187,12 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 def _build(path: Path, builder: Any) -> nn.Module:
     from takifugu import zoo  # the one source of networks that runs no code of the file's choosing
 
-    if not isinstance(builder, dict) or "zoo" not in builder:
+    options = builder.get("options", {}) if isinstance(builder, dict) else None
+    if not isinstance(builder, dict) or "zoo" not in builder or not isinstance(options, dict):
         raise CheckpointError(
             f"{str(path)!r} does not say how its model is built; pass one: load(path, model)"
         )
-    return zoo.build(builder["zoo"], **builder.get("options", {}))
+    return zoo.build(builder["zoo"], **options)
 
 
 def _expected(model: nn.Module, swaps: list[Swap]) -> dict[str, Tensor]:
@@ -233,8 +236,32 @@ def _check(path: Path, expected: Mapping[str, Tensor], state: Mapping[str, Tenso
             raise CheckpointError(
                 f"{name!r} has shape {tuple(tensor.shape)} in {str(path)!r} and {tuple(wanted.shape)} here"
             )
-        if torch.promote_types(tensor.dtype, wanted.dtype) != wanted.dtype:
+        if not _holds(wanted.dtype, tensor.dtype):
             raise CheckpointError(
                 f"{name!r} is {tensor.dtype} in {str(path)!r} and {wanted.dtype} here, which would lose "
                 f"digits; convert the model first: model.to({tensor.dtype})"
+            )
+
+
+def _holds(wide: torch.dtype, narrow: torch.dtype) -> bool:
+    """Whether the one can take the other's values in."""
+    try:
+        return wide == narrow or torch.promote_types(wide, narrow) == wide
+    except RuntimeError:  # torch promotes some types, such as uint16, with nothing but themselves
+        return False
+
+
+def _check_ties(
+    path: Path, expected: Mapping[str, Tensor], state: Mapping[str, Tensor], shared: Mapping[str, str]
+) -> None:
+    """What is one tensor in the model must be one in the file: the last name to be loaded would win."""
+    first: dict[tuple[Any, ...], str] = {}
+    for name, tensor in expected.items():
+        memory = tensor.untyped_storage()._cdata
+        other = first.setdefault((memory, tensor.storage_offset(), tensor.shape, tensor.stride()), name)
+        same = shared.get(name, name) == shared.get(other, other)
+        if tensor.numel() and not same and not torch.equal(state[name], state[other]):
+            raise CheckpointError(
+                f"{other!r} and {name!r} are one tensor in the model (tied) and two different ones in "
+                f"{str(path)!r}; untie them in the model first"
             )

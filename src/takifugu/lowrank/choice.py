@@ -115,12 +115,9 @@ def survey(
 
 def _schemes(candidates: Sequence[Candidate], wish: str | Mapping[str, str] | None) -> dict[str, str]:
     """The scheme each layer is to have: the one asked for if its kind knows it, else its default."""
-    by_pattern = wish if isinstance(wish, Mapping) else {"*": wish} if wish is not None else {}
+    by_pattern = check_schemes(wish)
     names = [candidate.name for candidate in candidates]
-    for pattern, scheme in by_pattern.items():
-        if scheme not in (*SCHEMES, FASTEST):
-            known = ", ".join(map(repr, (*SCHEMES, FASTEST)))
-            raise UsageError(f"unknown scheme {scheme!r}{near_misses(str(scheme), SCHEMES)}; one of {known}")
+    for pattern in by_pattern:
         if not fnmatch.filter(names, pattern):
             raise UsageError(f"scheme pattern {pattern!r} matches no layer{near_misses(pattern, names)}")
     schemes = {}
@@ -130,6 +127,16 @@ def _schemes(candidates: Sequence[Candidate], wish: str | Mapping[str, str] | No
         known_here = (*layer.schemes, *layer.named_schemes, FASTEST) if len(layer.schemes) > 1 else ()
         schemes[candidate.name] = wanted if wanted in known_here and wanted else candidate.layer.schemes[0]
     return schemes
+
+
+def check_schemes(wish: str | Mapping[str, str] | None) -> Mapping[str, str]:
+    """The schemes asked for, by pattern; an unknown one is an error."""
+    by_pattern = wish if isinstance(wish, Mapping) else {"*": wish} if wish is not None else {}
+    for scheme in by_pattern.values():
+        if scheme not in (*SCHEMES, FASTEST):
+            known = ", ".join(map(repr, (*SCHEMES, FASTEST)))
+            raise UsageError(f"unknown scheme {scheme!r}{near_misses(str(scheme), SCHEMES)}; one of {known}")
+    return by_pattern
 
 
 def _sort_out(

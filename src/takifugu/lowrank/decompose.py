@@ -61,7 +61,7 @@ def randomized(W: Tensor, r: int, *, oversample: int = 16, passes: int = 4, seed
     m, n = W32.shape
     width = min(r + oversample, m, n)
     generator = torch.Generator(device="cpu").manual_seed(seed)
-    start = torch.randn(n, width, generator=generator, dtype=torch.float32).to(W32.device)
+    start = torch.randn(n, width, generator=generator, dtype=torch.float32, device="cpu").to(W32.device)
     Q = torch.linalg.qr(W32 @ start).Q
     for _ in range(passes):
         Q = torch.linalg.qr(W32.mT @ Q).Q

@@ -111,8 +111,10 @@ class Sharded(Bare):
         rebuilt = self.crew.all_or_none(lambda: self.wrap(self.module))
         new_of = self.crew.all_or_none(lambda: self.gathered.check(names, rebuilt))
         groups, state = self.crew.all_or_none(lambda: resharded_state(stand_in, new_of))
-        for group, parameters in zip(optimizer.param_groups, groups, strict=True):
-            group["params"] = parameters
+        for group, mended, parameters in zip(
+            optimizer.param_groups, stand_in.param_groups, groups, strict=True
+        ):
+            group.update(mended, params=parameters)
         optimizer.state.clear()
         optimizer.state.update(state)
         return rebuilt, kept
@@ -136,25 +138,31 @@ def is_sharded(model: nn.Module) -> bool:
     return fsdp is not None and any(isinstance(module, fsdp.FSDPModule) for module in model.modules())
 
 
-def frame_of(model: nn.Module, wrap: Wrap | None, hook: CommunicationHook | None = None) -> Bare:
+def check_frame(model: nn.Module, wrap: Wrap | None, hook: CommunicationHook | None = None) -> None:
+    """An error if what the model stands in could not be built anew."""
     if isinstance(model, DistributedDataParallel):
         if wrap is None:
             raise UsageError(
                 "the model is wrapped in DistributedDataParallel; give WarmStart wrap=, which wraps "
                 "it again, such as wrap=DistributedDataParallel"
             )
-        return Replicated(model, wrap, hook)
-    if hook is not None:
+    elif hook is not None:
         raise UsageError(
             "hook= is attached to DistributedDataParallel, but the model is not wrapped in it; "
             "leave hook= out, or wrap the model"
         )
-    if is_sharded(model):
-        if wrap is None:
-            raise UsageError(
-                "the model is sharded by fully_shard; give WarmStart wrap=, which takes the plain model "
-                "and shards it as you did, such as wrap=fully_shard"
-            )
+    elif wrap is None and is_sharded(model):
+        raise UsageError(
+            "the model is sharded by fully_shard; give WarmStart wrap=, which takes the plain model "
+            "and shards it as you did, such as wrap=fully_shard"
+        )
+
+
+def frame_of(model: nn.Module, wrap: Wrap | None, hook: CommunicationHook | None = None) -> Bare:
+    check_frame(model, wrap, hook)
+    if wrap is not None and isinstance(model, DistributedDataParallel):
+        return Replicated(model, wrap, hook)
+    if wrap is not None and is_sharded(model):
         return Sharded(model, wrap)
     return Bare(model)
 
@@ -164,12 +172,12 @@ class _Undo:
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, swaps: Sequence[Swap]) -> None:
         self.model, self.optimizer, self.swaps = model, optimizer, swaps
-        self.groups = [list(group["params"]) for group in optimizer.param_groups]
+        self.groups = [dict(group) for group in optimizer.param_groups]
         self.state = dict(optimizer.state)
 
     def __call__(self) -> None:
         commit_(self.model, [Swap(swap.name, swap.new, swap.old) for swap in self.swaps])
-        for group, parameters in zip(self.optimizer.param_groups, self.groups, strict=True):
-            group["params"] = parameters
+        for group, former in zip(self.optimizer.param_groups, self.groups, strict=True):
+            group.update(former)
         self.optimizer.state.clear()
         self.optimizer.state.update(self.state)

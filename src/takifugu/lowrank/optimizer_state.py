@@ -32,6 +32,7 @@ from takifugu.lowrank.surgery import Swap
 FIRST_MOMENTS = ("momentum_buffer", "exp_avg", "grad_avg")
 SECOND_MOMENTS = ("exp_avg_sq", "max_exp_avg_sq", "square_avg", "sum")
 KNOWN = (SGD, Adam, AdamW, RMSprop, Adagrad)
+KNOWN_STATE = {"step", *FIRST_MOMENTS, *SECOND_MOMENTS}
 
 Gradients = Callable[[], object]
 """Runs a forward and a backward pass on some batch of the user's."""
@@ -74,6 +75,27 @@ def innermost(optimizer: Optimizer) -> Optimizer:
     return innermost(inner) if isinstance(inner, Optimizer) else optimizer
 
 
+def mendable(optimizer: Optimizer) -> Optimizer:
+    """The optimizer itself; an error if it could not be kept going when its parameters change."""
+    optimizer = innermost(optimizer)
+    if not isinstance(optimizer, Optimizer):
+        raise UsageError(f"expected a torch optimizer, got {type(optimizer).__name__}")
+    for kind in type(optimizer).__mro__:
+        if kind.__name__ in _OWN_LISTS:
+            raise UsageError(
+                f"{kind.__name__} {_OWN_LISTS[kind.__name__]}, so its parameters cannot be exchanged; "
+                "use another optimizer, or factorize_ the model first and build the optimizer afterwards"
+            )
+    return optimizer
+
+
+_OWN_LISTS = {
+    "LBFGS": "keeps its history as one vector over all parameters",
+    "ZeroRedundancyOptimizer": "has shared its parameters out over the processes",
+}
+"""Optimizers that do not go by `param_groups` alone: they would go on with the old weights without a word."""
+
+
 def carry_(
     model: nn.Module,
     optimizer: Optimizer,
@@ -85,7 +107,8 @@ def carry_(
     check_way(way)
     if way == "auto":
         way = "fresh" if isinstance(optimizer, SGD) else "projected"
-    if not isinstance(optimizer, KNOWN) and way in ("projected", "calibrated"):
+    replaced = _replaced(swaps)
+    if way in ("projected", "calibrated") and not _is_known(optimizer, replaced):
         warnings.warn(
             f"{type(optimizer).__name__} is not an optimizer whose state we know how to carry over "
             f"({', '.join(kind.__name__ for kind in KNOWN)} are); new factors start fresh, the rest is kept",
@@ -93,12 +116,11 @@ def carry_(
             stacklevel=3,
         )
         way = "fresh"
-    replaced = _replaced(swaps)
     names = {parameter: name for name, parameter in model.named_parameters()}
     old_state = {old: optimizer.state.pop(old) for old in replaced if old in optimizer.state}
     held = {p for group in optimizer.param_groups for p in group["params"]}
     ledger = _Ledger(names)
-    _regroup_(optimizer, model, replaced)
+    _regroup_(optimizer, model, replaced, swaps)
     if way == "reset":
         _reset_(optimizer, ledger)
         return ledger.report(way)
@@ -115,7 +137,14 @@ def carry_(
                 ledger.reset.append(new)
     if way == "calibrated":
         _calibrate_(optimizer, ledger, old_state, replaced, gradients)
+    _warn_of_left_out(ledger)
     return ledger.report(way)
+
+
+def _is_known(optimizer: Optimizer, olds: Iterable[nn.Parameter]) -> bool:
+    """Also a subclass is, unless it keeps something of its own, which we could not carry over."""
+    kept = {key for old in olds for key in optimizer.state.get(old, ())}
+    return isinstance(optimizer, KNOWN) and kept <= KNOWN_STATE
 
 
 @dataclass
@@ -138,6 +167,18 @@ class _Ledger:
             named(self.calibrated),
             named(self.reset),
             named(self.left_out),
+        )
+
+
+def _warn_of_left_out(ledger: _Ledger) -> None:
+    orphans = [ledger.names.get(p, "?") for p in ledger.left_out if p.requires_grad]
+    if orphans:
+        warnings.warn(
+            f"this optimizer does not hold the weight that {orphans[0]!r} stands for, so the new factors "
+            f"will not be trained ({len(orphans)} of them); if another optimizer holds it, give that one its "
+            "factors, or leave the layer out with where=",
+            TakifuguWarning,
+            stacklevel=4,
         )
 
 
@@ -243,16 +284,18 @@ def _through(
     entries (square, absolute value) is done to the derivatives'.
     """
     factors = layer.factor_parameters()
-    kept = [p.data for p in factors]
+    kept = [(p.data, p.requires_grad) for p in factors]
     try:
-        if entries is not None:
-            for p in factors:
+        for p in factors:
+            p.requires_grad_(True)  # a frozen weight has moments, too, if it was trained before
+            if entries is not None:
                 p.data = entries(p.data)
         weight = _products(layer)[name]
         (pulled,) = torch.autograd.grad(weight, [factor], moment.to(weight).reshape(weight.shape))
     finally:
-        for p, data in zip(factors, kept, strict=True):
+        for p, (data, trained) in zip(factors, kept, strict=True):
             p.data = data
+            p.requires_grad_(trained)
     return pulled.to(moment.dtype).clone(memory_format=torch.preserve_format)
 
 
@@ -263,6 +306,7 @@ def _regroup_(
     optimizer: Optimizer,
     model: nn.Module,
     replaced: dict[nn.Parameter, list[tuple[nn.Parameter, Pull | None]]],
+    swaps: Sequence[Swap],
 ) -> None:
     """New parameters take the old ones' places; a group that was in the model's order stays in it."""
     place = {parameter: index for index, parameter in enumerate(model.parameters())}
@@ -274,11 +318,32 @@ def _regroup_(
             untouched = [place[p] for p in mended if p in set(group["params"])]
             if untouched == sorted(untouched):
                 mended.sort(key=place.__getitem__)
+        if "param_names" in group:  # built from named_parameters()
+            group["param_names"] = _renamed(group, mended, model, swaps)
         group["params"] = mended
 
 
+def _renamed(
+    group: dict[str, Any], mended: Sequence[nn.Parameter], model: nn.Module, swaps: Sequence[Swap]
+) -> list[str]:
+    """The names an optimizer built now would have: the model's, after what the user's began with."""
+    known = dict(zip(group["params"], group["param_names"], strict=True))
+    former = {p: f"{swap.name}.{name}" for swap in swaps for name, p in swap.old.named_parameters()}
+    began = [name.removesuffix(former[p]) for p, name in known.items() if name.endswith(former.get(p, " "))]
+    names = {p: (began[0] if began else "") + name for name, p in model.named_parameters()}
+    return [known[p] if p in known and p not in former else names[p] for p in mended]
+
+
 def _begin_(optimizer: Optimizer, parameter: nn.Parameter) -> None:
-    """Most optimizers begin a state when they first see a parameter; Adagrad wants it there before."""
+    """Most optimizers begin a state when they first see a parameter; Adagrad wants it there before.
+
+    So does a fused SGD with momentum, if the group's other parameters have theirs: it takes all or none.
+    """
+    if isinstance(optimizer, SGD):
+        group = next(g for g in optimizer.param_groups if any(p is parameter for p in g["params"]))
+        running = any("momentum_buffer" in optimizer.state.get(p, ()) for p in group["params"])
+        if group.get("fused") and running:
+            optimizer.state[parameter] = {"momentum_buffer": torch.zeros_like(parameter)}
     if isinstance(optimizer, Adagrad):
         group = next(g for g in optimizer.param_groups if any(p is parameter for p in g["params"]))
         optimizer.state[parameter] = {

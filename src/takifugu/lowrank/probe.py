@@ -124,7 +124,8 @@ def _timed_step(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
         outputs = [t for t in _tensors(module(*args, **kwargs)) if t.requires_grad]
         seeds = [torch.ones_like(t) for t in outputs]
         # Not .backward(): the user's gradients are none of our business.
-        torch.autograd.grad(outputs, wanted, seeds, allow_unused=True)
+        if outputs and wanted:  # a frozen embedding has no backward pass
+            torch.autograd.grad(outputs, wanted, seeds, allow_unused=True)
         _synchronize(wanted)
         return time.perf_counter() - start
 

@@ -113,6 +113,8 @@ class Fixed(_OneByOne):
         super().__post_init__()
         if self.count < 1:
             raise RankError(f"rank {self.count} is less than 1; use a positive int, or a ratio in (0, 1]")
+        if not isinstance(self.count, int):
+            raise RankError(f"rank {self.count!r} is not a whole number; use an int, or a ratio in (0, 1]")
 
     def rank(self, matrix: Matrix) -> int:
         if self.count > matrix.limit:
@@ -356,7 +358,7 @@ def _number(text: str) -> int | float:
 
 
 def _check_multiple(multiple: int) -> None:
-    if isinstance(multiple, bool) or multiple < 1:
+    if isinstance(multiple, bool) or not isinstance(multiple, int) or multiple < 1:
         raise RankError(f"multiple={multiple!r} must be a positive int")
 
 

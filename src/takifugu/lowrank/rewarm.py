@@ -55,6 +55,8 @@ class Rewarm:
     def _before_(self, optimizer: Optimizer) -> None:
         if self.done is None:
             return
+        if self._rates:  # the last step raised an error before it came to put them back
+            self._put_back_(optimizer)
         self._rates = [_copied(group["lr"]) for group in optimizer.param_groups]
         for group in optimizer.param_groups:
             _set_(group, group["lr"] * self.factor)
@@ -62,9 +64,13 @@ class Rewarm:
     def _after_(self, optimizer: Optimizer) -> None:
         if self.done is None:
             return
+        self._put_back_(optimizer)
+        self.done = self.done + 1 if self.done + 1 < self.steps else None
+
+    def _put_back_(self, optimizer: Optimizer) -> None:
         for group, rate in zip(optimizer.param_groups, self._rates, strict=True):
             _set_(group, rate)
-        self.done = self.done + 1 if self.done + 1 < self.steps else None
+        self._rates = []
 
     def state_dict(self) -> dict[str, Any]:
         return {"done": self.done}

@@ -63,8 +63,8 @@ def stable_rank(W: Tensor, iterations: int = 30) -> float:
     energy = float(torch.linalg.vector_norm(work)) ** 2
     if energy == 0:
         return 1.0
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(work.shape[1], generator=generator).to(work.device)
+    generator = torch.Generator(device="cpu").manual_seed(0)
+    x = torch.randn(work.shape[1], generator=generator, dtype=work.dtype, device="cpu").to(work.device)
     for _ in range(iterations):
         x = work.mT @ (work @ x)
         x = x / torch.linalg.vector_norm(x).clamp_min(torch.finfo(torch.float32).tiny)

@@ -15,7 +15,15 @@ from torch import nn
 
 from takifugu.errors import LayerError, StructureError, UsageError, near_misses
 from takifugu.lowrank import fastpath
-from takifugu.lowrank.candidates import Candidate, Where, layer_of, refusal, refuse_wrappers, walk
+from takifugu.lowrank.candidates import (
+    Candidate,
+    Where,
+    layer_of,
+    refusal,
+    refuse_wrappers,
+    sharers,
+    walk,
+)
 from takifugu.lowrank.choice import TIEABLE, checked_weights, present_structure, structure_from, survey
 from takifugu.lowrank.decompose import DECOMPOSERS, Decomposer
 from takifugu.lowrank.factorized import Factorized
@@ -158,6 +166,7 @@ def build_swaps(model: nn.Module, structure: Structure) -> list[Swap]:
             )
         made[spec.name] = swap.new
         swaps.append(swap)
+    _check_ties(structure, model, modules)
     for spec in present:
         if spec.name not in structure:
             swap = _densified(spec, modules[spec.name], made.get(spec.tie or ""))
@@ -244,6 +253,25 @@ def _check_fits(spec: LayerSpec, candidate: Candidate) -> None:
     for matrix, limit in limits.items():
         if not 1 <= spec.rank[matrix] <= limit:
             raise StructureError(f"{where}: rank {spec.rank[matrix]} of {matrix} is not within 1..{limit}")
+
+
+def _check_ties(structure: Structure, model: nn.Module, modules: Mapping[str, nn.Module]) -> None:
+    """Layers that share a weight go together, or the weight would become two without a word."""
+    shared = sharers(model)
+    for spec in structure:
+        old = modules[spec.name]
+        first = old.factor_parameters()[:1] if isinstance(old, Factorized) else []
+        for weight in first or kind_named(spec.kind).weights_of(old).values():
+            for holder in shared.get(id(weight), []):
+                owner = next((n for n in modules if holder == n or holder.startswith(f"{n}.")), holder)
+                other = structure.get(owner)
+                if owner != spec.name and (
+                    other is None or (other.tie or other.name) != (spec.tie or spec.name)
+                ):
+                    raise StructureError(
+                        f"{spec.name!r} shares its weight with {owner!r} in this model, but not in the "
+                        "structure; choose a structure for this model, or untie the weights first"
+                    )
 
 
 def _share(some: nn.Module, other: nn.Module | None) -> bool:

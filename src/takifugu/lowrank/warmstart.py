@@ -16,14 +16,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from takifugu.errors import UsageError
+from takifugu.errors import UsageError, near_misses
 from takifugu.lowrank.averages import Average, Remembered
-from takifugu.lowrank.candidates import Where
-from takifugu.lowrank.choice import structure_from, survey
-from takifugu.lowrank.frames import Bare, CommunicationHook, Wrap, frame_of, plain_view
-from takifugu.lowrank.optimizer_state import Gradients, StateReport, check_way, innermost
+from takifugu.lowrank.candidates import Where, find
+from takifugu.lowrank.choice import check_schemes, structure_from, survey
+from takifugu.lowrank.factorized import Factorized
+from takifugu.lowrank.frames import Bare, CommunicationHook, Wrap, check_frame, frame_of, plain_view
+from takifugu.lowrank.optimizer_state import Gradients, StateReport, check_way, mendable
 from takifugu.lowrank.ranks import StableRank, rule_for
 from takifugu.lowrank.report import FactorReport, factor_report
 from takifugu.lowrank.rewarm import Rewarm
@@ -32,6 +34,7 @@ from takifugu.lowrank.surgery import build_swaps, decomposer
 from takifugu.structure import Structure
 
 AUTO = "auto"
+_OPTIONS = ("scheme", "force", "example_input", "only_if_faster")
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,7 @@ class WarmStart:
     ) -> None:
         check_way(state)
         decomposer(svd)
+        _check_options(options)
         self.stages = _checked_stages(stages if stages is not None else [(warmup, rank)])
         self.where, self.state, self.svd = where, state, svd
         self.wrap, self.hook = wrap, hook
@@ -96,6 +100,8 @@ class WarmStart:
         self.reports: list[SwitchReport] = []
         self._unit: str | None = None
         self._seen: int | None = None
+        self._low_rank = False  # what the last switch made of the model
+        self._known: int | None = None  # id of the model that is known to be of that kind
 
     @property
     def switched(self) -> bool:
@@ -125,7 +131,10 @@ class WarmStart:
                 same structure, in place, with factors that can be averaged with the model's.
         """
         now = self._now(epoch, step)
-        optimizer = innermost(optimizer)
+        optimizer = mendable(optimizer)
+        if self._seen is None:
+            self._check_first(model)
+        self._check_model(model)
         self.rewarm.follow_(optimizer)
         if self.followed is not None and not self.switched and now != self._seen:
             self.followed.observe(plain_view(model), self.where)
@@ -164,7 +173,7 @@ class WarmStart:
         decompose = Remembered(decomposer(self.svd))
         errors = frame.crew.fill_(swaps, decompose)
         for average in averages:
-            average.prepare_(structure, decompose.aligned(), frame.crew)
+            average.prepare_(structure, decompose.aligned(), frame.crew, swaps)
 
         def complete() -> None:
             nonlocal report
@@ -176,8 +185,27 @@ class WarmStart:
             average.change_()
         self.rewarm.begin_()
         self.done = stage + 1
+        self._low_rank, self._known = not structure.is_dense, id(rebuilt)
         self.reports.append(SwitchReport(now, self._unit or "epoch", report, kept, structure))
         return rebuilt
+
+    def _check_first(self, model: nn.Module) -> None:
+        """What would fail at the switch whatever is learned until then fails before training."""
+        check_frame(model, self.wrap, self.hook)
+        inner = model.module if isinstance(model, DistributedDataParallel) else model
+        if not callable(self.where):  # a function may look at the weights of the moment
+            find(inner, self.where)
+
+    def _check_model(self, model: nn.Module) -> None:
+        """A second model, or one that was not loaded before the states were, would stay dense silently."""
+        if not self._low_rank or id(model) == self._known:
+            return
+        if not any(isinstance(part, Factorized) for part in model.modules()):
+            raise UsageError(
+                "this WarmStart has made its model low-rank already, but the one it is called with is dense; "
+                "use a WarmStart for each model, and to resume load the model first (tk.load)"
+            )
+        self._known = id(model)
 
     # ---- when ---------------------------------------------------------------------------------------
 
@@ -222,26 +250,42 @@ class WarmStart:
             "done": self.done,
             "unit": self._unit,
             "seen": self._seen,
+            "low_rank": self._low_rank,
             "followed": None if self.followed is None else self.followed.state_dict(),
             "rewarm": self.rewarm.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        missing = {"done", "unit", "followed"} - set(state)
+        if missing:
+            raise UsageError(f"this is not the state of a WarmStart: it lacks {sorted(missing)[0]!r}")
         if not 0 <= int(state["done"]) <= len(self.stages):
             raise UsageError(
                 f"the state has {state['done']} stages behind, this WarmStart has {len(self.stages)}"
             )
         self.done, self._unit, self._seen = int(state["done"]), state["unit"], state.get("seen")
+        self._low_rank, self._known = bool(state.get("low_rank", False)), None
         self.rewarm.load_state_dict(state.get("rewarm", {}))
         if self.followed is not None and state["followed"] is not None:
             self.followed.load_state_dict(state["followed"])
+
+
+def _check_options(options: Mapping[str, Any]) -> None:
+    """As for the rank: a mistake shows now, not after hours of warm-up."""
+    for name in options:
+        if name not in _OPTIONS:
+            raise UsageError(f"WarmStart has no option {name!r}{near_misses(name, _OPTIONS)}")
+    check_schemes(options.get("scheme"))
 
 
 def _checked_stages(stages: Sequence[tuple[int | str, Any]]) -> tuple[tuple[int | str, Any], ...]:
     if not stages:
         raise UsageError("no stages; give at least one pair of when and rank")
     checked: list[tuple[int | str, Any]] = []
-    for at, rank in stages:
+    for stage in stages:
+        if not isinstance(stage, tuple | list) or len(stage) != 2:
+            raise UsageError(f"a stage {stage!r}; use pairs of when and rank, such as (5, 0.25)")
+        at, rank = stage
         if at == AUTO:
             if len(stages) > 1:
                 raise UsageError('warmup="auto" decides about one switch; give numbers for several stages')

@@ -94,4 +94,5 @@ def _decayed(layer: nn.Module) -> list[nn.Parameter]:
 
     kind = kind_of(layer)
     assert kind is not None
-    return list(kind.weights_of(layer).values())
+    # A weight that is computed from other parameters (weight_norm, pruning) is left to the optimizer's decay.
+    return [weight for weight in kind.weights_of(layer).values() if isinstance(weight, nn.Parameter)]
