@@ -13,11 +13,17 @@ import platform
 
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # the numbers of <malloc.h>
 _NEVER = 2**31 - 1
-_USERS_OWN = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_MMAP_MAX_", "GLIBC_TUNABLES", "LD_PRELOAD")
+_USERS_OWN = (
+    "MALLOC_TRIM_THRESHOLD_",
+    "MALLOC_MMAP_THRESHOLD_",
+    "MALLOC_MMAP_MAX_",
+    "GLIBC_TUNABLES",
+    "LD_PRELOAD",
+)
 
 
 def keep_freed_memory() -> bool:
-    """Says whether it could: only glibc needs it, and an allocator the user has chosen or set is left alone."""
+    """Says whether it could: only glibc needs it, and an allocator that the user has chosen is left alone."""
     if platform.libc_ver()[0] != "glibc" or any(os.environ.get(name) for name in _USERS_OWN):
         return False
     set_option = ctypes.CDLL(None).mallopt

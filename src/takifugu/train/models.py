@@ -52,14 +52,19 @@ def usual_where(name: str, model: nn.Module, patterns: Sequence[str] = ()) -> An
     return lambda layer, module: layer != linear[-1] and kind_of(module) is not None
 
 
-def _builder(name: str, field: str) -> tuple[Callable[..., Any], set[str]]:
-    if name in zoo.names():
-        return lambda **options: zoo.build(name, **options), registry.accepts(name)
-    if ":" not in name:
+def check(name: str, field: str) -> None:
+    """Raises `UsageError` for a name that can be no model's; nothing is imported for it."""
+    if name not in zoo.names() and ":" not in name:
         raise UsageError(
             f"{field}: {name!r} is neither a zoo network ({', '.join(zoo.names())}) nor of "
             f"the form package.module:function{near_misses(name, zoo.names())}"
         )
+
+
+def _builder(name: str, field: str) -> tuple[Callable[..., Any], set[str]]:
+    check(name, field)
+    if name in zoo.names():
+        return lambda **options: zoo.build(name, **options), registry.accepts(name)
     function = named(name)
     if not callable(function):
         raise UsageError(f"{field}: {name!r} is a {type(function).__name__}, not a function")
