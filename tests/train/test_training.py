@@ -256,6 +256,78 @@ def test_a_loss_that_is_no_number_stops_the_run_and_says_where(tmp_path: Path) -
     assert not (tmp_path / "run" / "result.json").exists()
 
 
+def test_so_does_a_validation_that_is_no_number(tmp_path: Path) -> None:
+    # One step an epoch: its loss is still a number, the weights after it are not.
+    data = {"name": "digits", "batch_size": 500, "validation": 0.2, "limit": 200}
+    recipe = small("dense", data=data, optimizer={"kind": "sgd", "lr": 1e30}, schedule={"kind": "constant"})
+    with pytest.raises(
+        TrainingError, match=r"the validation loss is nan after step 1 \(learning rate 1e\+30\)"
+    ):
+        run(recipe, tmp_path / "run")
+    assert all(row["kind"] != "epoch" for row in rows(tmp_path / "run"))
+    assert not (tmp_path / "run" / "checkpoints.json").exists()
+
+
+def test_a_perplexity_beyond_all_numbers_stops_the_run_too(tmp_path: Path) -> None:
+    recipe = small("dense", **(LANGUAGE | {"optimizer": {"kind": "sgd", "lr": 1e5}, "clip_norm": None}))
+    with pytest.raises(TrainingError, match=r"the validation perplexity is inf|the loss is (nan|inf)"):
+        run(recipe, tmp_path / "run", data=texts(tmp_path / "data"))
+
+
+def test_after_a_damaged_checkpoint_there_is_again_one_to_fall_back_to(tmp_path: Path) -> None:
+    recipe, out = small("dense"), tmp_path / "run"
+    stopped(recipe, out, 8)  # there are those of steps 5 and 9 then
+    (out / "checkpoints" / "00000009.safetensors").write_bytes(b"")
+    stopped(recipe, out, 6, resume=True)
+    kept = json.loads((out / "checkpoints.json").read_text())["kept"]
+    assert [entry["step"] for entry in kept] == [5, 7]
+
+
+@pytest.mark.parametrize("content", ["{}", '{"kept": 3}', '{"kept": [{}]}', '{"kept": [7]}'])
+def test_a_damaged_list_of_checkpoints_is_named(content: str, tmp_path: Path) -> None:
+    stopped(small("dense"), tmp_path / "run", 3)
+    (tmp_path / "run" / "checkpoints.json").write_text(content)
+    with pytest.raises(RunError, match=r"checkpoints\.json: is damaged; put it back"):
+        carry_out(Job(small("dense"), tmp_path / "run", resume=True), Processes(Place(), "cpu"))
+
+
+def test_lost_metrics_are_not_made_up(tmp_path: Path) -> None:
+    stopped(small("dense"), tmp_path / "run", 8)
+    (tmp_path / "run" / "metrics.jsonl").write_text("")
+    carry_out(Job(small("dense"), tmp_path / "run", resume=True), Processes(Place(), "cpu"))
+    assert [row["kind"] for row in rows(tmp_path / "run")][-1] == "epoch"
+
+
+def test_places_where_no_run_can_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "letter.txt").write_text("")
+    for out in ("file", "mine"):
+        with pytest.raises(RunError, match="exists and is not a run folder"):
+            Job(small("dense"), tmp_path / out).check(1)
+
+    def forbidden(path: Path, **_: Any) -> Any:  # a root user, who may all, could not see it
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(Path, "stat", forbidden)
+    for resume in (False, True):
+        with pytest.raises(RunError, match="Permission denied"):
+            Job(small("dense"), tmp_path / "run", resume=resume).check(1)
+
+
+def test_a_disk_that_is_full_when_the_model_is_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    recipe = small("dense", epochs=1)
+    with monkeypatch.context() as patched:
+        patched.setattr("takifugu.lowrank.checkpoint.save_file", full)
+        with pytest.raises(RunError, match=r"No space left on device.*last checkpoint is safe.*--resume"):
+            run(recipe, tmp_path / "run")
+    carry_out(Job(recipe, tmp_path / "run", resume=True), Processes(Place(), "cpu"))
+    assert (tmp_path / "run" / "model.safetensors").exists()
+
+
 def test_two_processes_may_not_carry_out_one_run(tmp_path: Path) -> None:
     recipe = small("dense")
     stopped(recipe, tmp_path / "run", 3)
@@ -302,6 +374,10 @@ def test_lottery_tickets_count_what_is_left(tmp_path: Path) -> None:
     assert sum(int((p == 0).sum()) for p in weights) == total - result["parameters"]
 
 
+def numbers() -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.ones(20, 3), torch.arange(20) % 2
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -315,6 +391,10 @@ def test_lottery_tickets_count_what_is_left(tmp_path: Path) -> None:
         (
             {"data": {"name": "digits", "batch_size": 8, "validation": 0.2, "options": {"bptt": 3}}},
             "data.options.bptt: digits has no such option",
+        ),
+        (
+            {"data": {"name": "test_training:numbers", "batch_size": 8, "validation": 0.2, "augment": True}},
+            r"data.augment: crops and flips images .*shape \(3,\); set it false",
         ),
     ],
 )

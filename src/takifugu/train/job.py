@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 import takifugu
 from takifugu.durable import Row
@@ -53,10 +54,8 @@ class Job:
             )
         if self.resume:
             TrainingFolder.open(self.out).check_same(self.header(world))
-        elif TrainingFolder.holds_run(self.out):
-            raise RunError(
-                f"{self.out}: holds a run already; continue it with --resume, or choose another --out"
-            )
+        else:
+            TrainingFolder.check_free(self.out)
 
     def header(self, world: int) -> dict[str, Any]:
         return {
@@ -115,7 +114,7 @@ def carry_out(
             result["headline"] = {task.headline: result["test"][task.headline]}
             plain = training.plain_module()
             if folder is not None:
-                save(plain, folder.path / "model.safetensors")
+                _save_model(plain, folder.path / "model.safetensors")
                 folder.finish(result)
     return result
 
@@ -154,6 +153,16 @@ def _begin(training: Training, folder: TrainingFolder | None, processes: Process
         folder.cut_back(int(snapshot.header["log_size"]))
         notes = [f"{note}; went back to the one before it" for note in found.notes]
         watch({"kind": "resumed", "step": training.standing.steps, "notes": notes})
+
+
+def _save_model(module: nn.Module, path: Path) -> None:
+    try:
+        save(module, path)
+    except CheckpointError as error:
+        raise RunError(
+            f"{error}; the last checkpoint is safe: free some space or mend the folder, "
+            "then continue with --resume"
+        ) from error
 
 
 class _Log:

@@ -136,6 +136,11 @@ def image_task(recipe: Recipe, data_dir: Path | None, place: Place) -> ImageTask
     table = recipe.data
     options_of(table, {})
     train = _read(table.name, data_dir, "train")
+    if table.augment and train.images.dim() != 4:
+        raise DataError(
+            f"data.augment: crops and flips images (channels, height, width); samples of {table.name} "
+            f"have the shape {tuple(train.images.shape[1:])}; set it false"
+        )
     labels = train.labels.numpy()
     places = torch.arange(len(labels))
     if table.limit is not None and table.limit < len(labels):
