@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import os
+import signal
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,9 +16,12 @@ import torch
 
 import takifugu as tk
 from takifugu import durable
+from takifugu.cli import main
 from takifugu.errors import DataError, RunError, TrainingError, UsageError
+from takifugu.train import models
 from takifugu.train import recipe as recipes
 from takifugu.train.job import Interrupted, Job, carry_out
+from takifugu.train.launch import leave_behind
 from takifugu.train.processes import Processes
 from takifugu.train.recipe import Recipe
 from takifugu.train.snapshot import Snapshot
@@ -171,6 +176,22 @@ def test_so_do_other_settings(changes: dict[str, Any], tmp_path: Path) -> None:
     run(recipe, tmp_path / "whole")
     run(recipe, tmp_path / "broken", 3, 7)
     assert_same(tmp_path / "whole", tmp_path / "broken")
+
+
+def test_layers_of_ones_own_network_are_meant_before_and_after_a_switch(tmp_path: Path) -> None:
+    recipe = small(
+        "stages", model={"name": "takifugu.zoo.small:cnn", "options": {"width": 8}}, frobenius_decay=1e-3
+    )
+    run(recipe, tmp_path / "whole")
+    result = run(recipe, tmp_path / "broken", 7, 12)
+    assert [event["layers"] for event in result["events"]] == [3, 3]
+    assert_same(tmp_path / "whole", tmp_path / "broken")
+
+
+def test_embeddings_of_ones_own_network_stay_as_they_are() -> None:
+    model = torch.nn.Sequential(torch.nn.Embedding(9, 8), torch.nn.Linear(8, 8), torch.nn.Linear(8, 3))
+    where = models.usual_where("mine:network", model)
+    assert [name for name, module in model.named_children() if where(name, module)] == ["1"]
 
 
 def test_a_finished_run_is_not_run_again(tmp_path: Path) -> None:
@@ -418,6 +439,59 @@ def test_without_tensorboard_it_says_what_to_install(tmp_path: Path, monkeypatch
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(RunError, match="needs TensorBoard; pip install"):
         run(small("dense", epochs=1), tmp_path / "run", tensorboard=True)
+
+
+def test_the_leader_tells_the_others_that_it_has_no_tensorboard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Leader(Processes):
+        def leader_only(self, make: Any) -> Any:  # the one way by which the others hear of a failure
+            try:
+                return make()
+            except RunError as error:
+                told.append(str(error))
+                raise
+
+    told: list[str] = []
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(RunError):
+        carry_out(Job(small("dense"), tmp_path / "run", tensorboard=True), Leader(Place(), "cpu"))
+    assert "needs TensorBoard" in told[0]
+
+
+def test_sigterm_ends_a_run_that_is_still_reading_its_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def reading(*_: Any) -> None:
+        signal.raise_signal(signal.SIGTERM)
+        pytest.fail("it goes on")
+
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr("takifugu.train.job.task_for", reading)
+    assert main(["train", "digits-small", "--out", str(tmp_path / "run")]) == 130
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_closed_stderr_does_not_keep_it_from_training(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "takifugu", "train", "digits-small", "--out", str(tmp_path / "run")]
+    words += ["--set", "data.limit=64", "--set", "epochs=1", "--set", "method.kind=dense"]
+    done = subprocess.run(["/bin/sh", "-c", 'exec "$@" 2>&-', "sh", *words], check=False, capture_output=True)
+    assert done.returncode == 0
+    assert b"test top1" in done.stdout
+    assert (tmp_path / "run" / "result.json").exists()
+
+
+def test_a_worker_that_is_started_after_the_end_goes_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outcome = tmp_path / "outcome.json"
+    monkeypatch.setenv("TAKIFUGU_TRAIN_OUTCOME", str(outcome))
+    assert leave_behind(1) == 0
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")  # it would wait for the other one
+    assert main(["train", "digits-small", "--out", str(tmp_path / "run")]) == 0
+    assert json.loads(outcome.read_text()) == {"code": 1}
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_run_that_could_not_begin_is_not_in_the_way(tmp_path: Path) -> None:

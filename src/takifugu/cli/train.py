@@ -54,10 +54,12 @@ def train(
         return _show(found, as_json)
 
     from takifugu.train.job import Job
-    from takifugu.train.launch import launch, launched, leave_behind
+    from takifugu.train.launch import launch, launched, leave_behind, over
     from takifugu.train.precision import avoid_faulty_amx
     from takifugu.train.processes import check_sharding, joined, under_launcher
 
+    if over():
+        return 0
     check_sharding(sharding)
     if found.precision == "bf16" and not under_launcher() and avoid_faulty_amx():
         _say("note: this processor's AMX kills processes; training in bf16 goes on without it")

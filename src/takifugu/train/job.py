@@ -86,6 +86,7 @@ def carry_out(
     """
     recipe, place = job.recipe, processes.place
     with ExitStack() as stack:
+        stack.enter_context(_ending())
         folder = processes.leader_only(lambda: stack.enter_context(_opened(job, place.world)))
         done = folder.result() if folder is not None else None
         if told := processes.from_leader(None if done is None else json.dumps(done).encode()):
@@ -95,7 +96,8 @@ def carry_out(
             recipe.model.name, recipe.model.options, task.model_options(), model_seed(recipe), "model.name"
         )
         where = models.usual_where(recipe.model.name, module, recipe.model.low_rank)
-        log = _Log(folder, watch, stack.enter_context(_board(job))) if folder is not None else _silent
+        board = processes.leader_only(lambda: stack.enter_context(_board(job)))
+        log = _Log(folder, watch, board) if folder is not None else _silent
         training = Training(
             recipe,
             task,
@@ -200,6 +202,19 @@ def _board(job: Job) -> Iterator[Any]:
         yield writer
     finally:
         writer.close()
+
+
+@contextmanager
+def _ending() -> Iterator[None]:
+    """Until there is something to save, SIGTERM ends the run as Ctrl-C does."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager

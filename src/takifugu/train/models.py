@@ -11,7 +11,8 @@ from torch import nn
 
 from takifugu import zoo
 from takifugu.errors import UsageError, near_misses
-from takifugu.lowrank.layers import kind_of
+from takifugu.lowrank.candidates import layer_of
+from takifugu.lowrank.layers import OPT_IN
 from takifugu.named import named
 from takifugu.zoo import registry
 
@@ -40,8 +41,11 @@ def build(
 
 
 def usual_where(name: str, model: nn.Module, patterns: Sequence[str] = ()) -> Any:
-    """The layers that go low-rank: the patterns', or the paper's choice for a zoo network, or all but the
-    last Linear: it is as narrow as there are labels, and a rank below theirs mixes them up."""
+    """The layers that go low-rank: the patterns', or the paper's choice for a zoo network, or all but
+    embeddings and the last Linear, which is as narrow as there are labels: a lower rank mixes them up.
+
+    The answer is the same for a layer that is low-rank already: it may change its rank, or decay.
+    """
     if patterns:
         return list(patterns)
     if name in zoo.names():
@@ -49,7 +53,12 @@ def usual_where(name: str, model: nn.Module, patterns: Sequence[str] = ()) -> An
     linear = [layer for layer, module in model.named_modules() if isinstance(module, nn.Linear)]
     if not linear:
         return None
-    return lambda layer, module: layer != linear[-1] and kind_of(module) is not None
+
+    def meant(name: str, module: nn.Module) -> bool:
+        layer = layer_of(module)
+        return name != linear[-1] and layer is not None and layer.kind not in OPT_IN
+
+    return meant
 
 
 def check(name: str, field: str) -> None:
