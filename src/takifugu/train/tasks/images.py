@@ -109,8 +109,8 @@ class ImageTask(Task):
         images = self.parts[part]
         device = next(model.parameters()).device
         sums = {"loss": 0.0, "top1": 0.0, "top5": 0.0, "samples": 0.0}
-        mine = torch.arange(self.place.rank, len(images.labels), self.place.world)
-        for places in mine.split(EVALUATED_AT_ONCE):
+        mine = torch.arange(len(images.labels))[self.place.rank :: self.place.world]
+        for places in mine.split(EVALUATED_AT_ONCE) if len(mine) else ():
             labels = images.labels[places].to(device)
             outputs = model(images.inputs(places, None).to(device)).float()
             best = outputs.topk(min(5, self.classes), dim=1).indices == labels[:, None]
