@@ -472,6 +472,17 @@ def test_sigterm_ends_a_run_that_is_still_reading_its_data(
     assert signal.getsignal(signal.SIGTERM) is before
 
 
+def test_half_of_a_launchers_variables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    assert main(["train", "digits-small", "--out", str(tmp_path / "run")]) == 2
+    assert "MASTER_ADDR" in (told := capsys.readouterr().err)
+    assert "start it with torchrun, or unset them" in told
+
+
 def test_a_closed_stderr_does_not_keep_it_from_training(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "takifugu", "train", "digits-small", "--out", str(tmp_path / "run")]
     words += ["--set", "data.limit=64", "--set", "epochs=1", "--set", "method.kind=dense"]
