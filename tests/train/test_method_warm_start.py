@@ -37,6 +37,7 @@ def test_the_switch_is_the_same_as_in_a_loop_of_ones_own() -> None:
     [
         ({"warmup": 2}, ["nothing"], "where='nothing' matches no layer"),
         ({"warmup": 2, "rank": "energy:0.9"}, ["nothing"], "where='nothing' matches no layer"),
+        ({"warmup": 2, "rank": {"nothing": 0.5, "*": 3}}, WHERE, "rank pattern 'nothing' matches no layer"),
         ({"stages": [[1, 0.5], [2, 4000]]}, WHERE, "rank 4000 exceeds"),
         ({"warmup": 2, "scheme": {"nothing": "uv"}}, WHERE, "scheme pattern 'nothing' matches no layer"),
     ],
