@@ -478,7 +478,10 @@ def test_half_of_a_launchers_variables(
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.delenv("MASTER_ADDR", raising=False)
-    assert main(["train", "digits-small", "--out", str(tmp_path / "run")]) == 2
+    tried: list[bool] = []
+    monkeypatch.setattr("takifugu.train.precision.avoid_faulty_amx", lambda: tried.append(True))
+    assert main(["train", "digits-small", "--set", "precision=bf16", "--out", str(tmp_path / "run")]) == 2
+    assert tried, "the user's own torchrun has not looked at the processor"
     assert "MASTER_ADDR" in (told := capsys.readouterr().err)
     assert "start it with torchrun, or unset them" in told
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import sys
 import time
@@ -61,7 +62,9 @@ def train(
     if over():
         return 0
     check_sharding(sharding)
-    if found.precision == "bf16" and not under_launcher() and avoid_faulty_amx():
+    # Who launched us with --workers has tried it for us; a torchrun of the user's own has not.
+    faulty = found.precision == "bf16" and launched() is None and avoid_faulty_amx()
+    if faulty and os.environ.get("RANK", "0") == "0":
         _say("note: this processor's AMX kills processes; training in bf16 goes on without it")
     out = Path(f"{Path(recipe).stem}.train") if out is None else out
     overrides = [word for text in set_ or () for word in ("--set", text)]
