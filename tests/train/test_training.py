@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import distributed
 
 import takifugu as tk
 from takifugu import durable
@@ -22,7 +23,7 @@ from takifugu.train import models
 from takifugu.train import recipe as recipes
 from takifugu.train.job import Interrupted, Job, carry_out
 from takifugu.train.launch import leave_behind
-from takifugu.train.processes import Processes
+from takifugu.train.processes import Processes, Together
 from takifugu.train.recipe import Recipe
 from takifugu.train.snapshot import Snapshot
 from takifugu.train.tasks import task_for
@@ -484,6 +485,17 @@ def test_half_of_a_launchers_variables(
     assert tried, "the user's own torchrun has not looked at the processor"
     assert "MASTER_ADDR" in (told := capsys.readouterr().err)
     assert "start it with torchrun, or unset them" in told
+
+
+def test_torchrun_with_a_single_process_wraps_nothing(tmp_path: Path) -> None:
+    store = distributed.HashStore()
+    distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        alone = carry_out(Job(small("warm-start"), tmp_path / "alone"), Together(Place(), "cpu"))
+    finally:
+        distributed.destroy_process_group()
+    assert alone["test"] == run(small("warm-start"), tmp_path / "run")["test"]
+    assert_same(tmp_path / "alone", tmp_path / "run")
 
 
 def test_a_closed_stderr_does_not_keep_it_from_training(tmp_path: Path) -> None:

@@ -162,6 +162,8 @@ class Together(Processes):
             distributed.broadcast(buffer, 0)
 
     def wrapped(self, module: nn.Module, sharding: str) -> nn.Module:
+        if sharding == "none":  # torchrun may start one process alone
+            return module
         if sharding == "fsdp":
             from torch.distributed.fsdp import fully_shard
 
