@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shlex
 import signal
 import subprocess
 import sys
@@ -69,6 +70,14 @@ def finished(words: list[str]) -> tuple[int, str, str]:
     with started(words) as process:
         out, err = process.communicate(timeout=TIMEOUT_S)
         return process.returncode, out, err
+
+
+def told_to_go_on(err: str) -> list[str]:
+    """The command that an interrupted run has told, with every option it was started with."""
+    (told,) = (
+        line.partition("go on with: takifugu ")[2] for line in err.splitlines() if "go on with" in line
+    )
+    return [sys.executable, "-m", "takifugu", *shlex.split(told)]
 
 
 def wait_for_step(process: subprocess.Popen[str], out: Path, step: int) -> None:
@@ -150,8 +159,7 @@ def test_asked_to_stop_it_saves_and_exits_130(
         process.send_signal(number)
         _, err = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 130, err
-    assert "--resume" in err
-    code, _, err = finished(command(recipe, out, "--resume"))
+    code, _, err = finished(told_to_go_on(err))
     assert code == 0, err
     assert_same(alone, out)
 
@@ -187,13 +195,16 @@ def test_two_workers_stop_together_and_go_on(recipe: Path, together: Path, tmp_p
 
 def test_sharded_it_computes_the_same_and_goes_on(recipe: Path, together: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    options = ["--workers", "2", "--sharding", "fsdp", "--checkpoint-every", "0"]
+    options = ["--workers", "2", "--sharding", "fsdp", "--checkpoint-every", "0.0"]
+    options += ["--data-dir", str(tmp_path)]
     with started(command(recipe, out, *options)) as process:
         wait_for_step(process, out, 11)  # after the switch
         process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=TIMEOUT_S)
+        _, err = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 130
-    code, _, err = finished(command(recipe, out, *options, "--resume"))
+    again = told_to_go_on(err)
+    assert set(options) <= set(again), "every option, or it would go on as another run"
+    code, _, err = finished(again)
     assert code == 0, err
     ours, theirs = final(out), final(together)
     assert ours.keys() == theirs.keys()

@@ -7,7 +7,7 @@ from small_run import SmallRun, assert_same_weights, count, resumed, started, tr
 
 import takifugu as tk
 from takifugu import zoo
-from takifugu.errors import UsageError
+from takifugu.errors import TakifuguError, UsageError
 from takifugu.train.methods import method_for
 from takifugu.train.methods.base import Method
 
@@ -30,6 +30,24 @@ def test_the_switch_is_the_same_as_in_a_loop_of_ones_own() -> None:
         train_(own, Method(), (0, epoch), (0, epoch + 1))
     assert_same_weights(run.model, own.model)
     assert len(tk.structure_of(run.model)) > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "where", "message"),
+    [
+        ({"warmup": 2}, ["nothing"], "where='nothing' matches no layer"),
+        ({"warmup": 2, "rank": "energy:0.9"}, ["nothing"], "where='nothing' matches no layer"),
+        ({"warmup": 2, "rank": {"nothing": 0.5, "*": 3}}, WHERE, "rank pattern 'nothing' matches no layer"),
+        ({"stages": [[1, 0.5], [2, 4000]]}, WHERE, "rank 4000 exceeds"),
+        ({"warmup": 2, "scheme": {"nothing": "uv"}}, WHERE, "scheme pattern 'nothing' matches no layer"),
+    ],
+)
+def test_what_fits_no_layer_is_told_before_the_first_step(
+    options: dict[str, object], where: object, message: str
+) -> None:
+    method = method_for({"kind": "warm-start", **options}, where)
+    with pytest.raises(TakifuguError, match=message):
+        started(vgg, method)
 
 
 def test_it_tells_once_what_it_did() -> None:

@@ -63,6 +63,12 @@ def test_fields_are_overridden(tmp_path: Path) -> None:
     assert dense.sha256 != recipe.sha256
 
 
+def test_the_order_of_overrides_does_not_matter() -> None:
+    one = recipes.load("resnet18-cifar10-dense", ["method.kind=warm-start", "method.warmup=3"])
+    other = recipes.load("resnet18-cifar10-dense", ["method.warmup=3", "method.kind=warm-start"])
+    assert one.method == other.method == {"kind": "warm-start", "warmup": 3}
+
+
 def test_a_recipe_may_be_based_on_another(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text('base = "digits-small"\nseed = 7\n[method]\nrank = 0.5\n')
     (tmp_path / "yours.toml").write_text('base = "mine.toml"\n[optimizer]\nkind = "adam"\nlr = 0.001\n')
@@ -71,9 +77,10 @@ def test_a_recipe_may_be_based_on_another(tmp_path: Path) -> None:
     assert mine.method == {**given.method, "rank": 0.5}
     assert yours.optimizer == {"kind": "adam", "lr": 0.001}
     assert (yours.seed, yours.data) == (7, given.data)
-    (tmp_path / "circle.toml").write_text('base = "circle.toml"\n')
-    with pytest.raises(UsageError, match="base: .* is not the name or the path of another recipe"):
-        recipes.load(tmp_path / "circle.toml")
+    for circle in ("circle.toml", f"../{tmp_path.name}/circle.toml"):
+        (tmp_path / "circle.toml").write_text(f'base = "{circle}"\n')
+        with pytest.raises(UsageError, match="base: .* is not the name or the path of another recipe"):
+            recipes.load(tmp_path / "circle.toml")
 
 
 @pytest.mark.parametrize(
@@ -95,6 +102,26 @@ def test_a_recipe_may_be_based_on_another(tmp_path: Path) -> None:
         ),
         (["epochs"], ["--set 'epochs': give field=value"]),
         (["epochs.a=1"], ["'epochs' is a value, not a table"]),
+        (
+            ["optimizer.kind=[1]", "schedule.kind={a=1}", "method.kind=[1]"],
+            [
+                f"{table}.kind: {odd} is not known"
+                for table, odd in (("optimizer", "[1]"), ("schedule", "{'a': 1}"), ("method", "[1]"))
+            ],
+        ),
+        (["method.svd=[1]"], ["method.svd: unknown svd [1]"]),
+        (["clip_norm=inf"], ["clip_norm: inf is not a finite number"]),
+        (["model.options.width=[1, nan]"], ["model.options.width.1: nan is not a finite number"]),
+        (["model.options.born=2020-01-01"], ["model.options.born: 2020-01-01 is a date"]),
+        (
+            ["model.name=resnet19", "data.name=digit", "method.rank=0", "optimizer.lr=0"],
+            [
+                "model.name: 'resnet19' is neither a zoo network",
+                "data.name: 'digit' is not known",
+                "method.rank: rank 0 is less than 1",
+                "optimizer.lr: 0 is not a number above 0",
+            ],
+        ),
     ],
 )
 def test_all_mistakes_are_told_at_once(overrides: list[str], messages: list[str]) -> None:
@@ -109,6 +136,7 @@ def test_all_mistakes_are_told_at_once(overrides: list[str], messages: list[str]
     [
         ("epochs = ", "is not valid TOML"),
         ("epochs = 3", "model: is missing; give the table"),
+        ('base = "digits-small"\nseed = 2020-01-01', "seed: .* does not do; give a whole number"),
         (b"\xff", "cannot be read"),
         (None, "cannot be read"),
     ],

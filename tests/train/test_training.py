@@ -5,19 +5,25 @@ from __future__ import annotations
 import errno
 import json
 import os
+import signal
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import distributed
 
 import takifugu as tk
 from takifugu import durable
+from takifugu.cli import main
 from takifugu.errors import DataError, RunError, TrainingError, UsageError
+from takifugu.train import models
 from takifugu.train import recipe as recipes
 from takifugu.train.job import Interrupted, Job, carry_out
-from takifugu.train.processes import Processes
+from takifugu.train.launch import leave_behind
+from takifugu.train.processes import Processes, Together
 from takifugu.train.recipe import Recipe
 from takifugu.train.snapshot import Snapshot
 from takifugu.train.tasks import task_for
@@ -173,6 +179,22 @@ def test_so_do_other_settings(changes: dict[str, Any], tmp_path: Path) -> None:
     assert_same(tmp_path / "whole", tmp_path / "broken")
 
 
+def test_layers_of_ones_own_network_are_meant_before_and_after_a_switch(tmp_path: Path) -> None:
+    recipe = small(
+        "stages", model={"name": "takifugu.zoo.small:cnn", "options": {"width": 8}}, frobenius_decay=1e-3
+    )
+    run(recipe, tmp_path / "whole")
+    result = run(recipe, tmp_path / "broken", 7, 12)
+    assert [event["layers"] for event in result["events"]] == [3, 3]
+    assert_same(tmp_path / "whole", tmp_path / "broken")
+
+
+def test_embeddings_of_ones_own_network_stay_as_they_are() -> None:
+    model = torch.nn.Sequential(torch.nn.Embedding(9, 8), torch.nn.Linear(8, 8), torch.nn.Linear(8, 3))
+    where = models.usual_where("mine:network", model)
+    assert [name for name, module in model.named_children() if where(name, module)] == ["1"]
+
+
 def test_a_finished_run_is_not_run_again(tmp_path: Path) -> None:
     recipe = small("dense", epochs=1)
     first = run(recipe, tmp_path / "run")
@@ -256,6 +278,78 @@ def test_a_loss_that_is_no_number_stops_the_run_and_says_where(tmp_path: Path) -
     assert not (tmp_path / "run" / "result.json").exists()
 
 
+def test_so_does_a_validation_that_is_no_number(tmp_path: Path) -> None:
+    # One step an epoch: its loss is still a number, the weights after it are not.
+    data = {"name": "digits", "batch_size": 500, "validation": 0.2, "limit": 200}
+    recipe = small("dense", data=data, optimizer={"kind": "sgd", "lr": 1e30}, schedule={"kind": "constant"})
+    with pytest.raises(
+        TrainingError, match=r"the validation loss is nan after step 1 \(learning rate 1e\+30\)"
+    ):
+        run(recipe, tmp_path / "run")
+    assert all(row["kind"] != "epoch" for row in rows(tmp_path / "run"))
+    assert not (tmp_path / "run" / "checkpoints.json").exists()
+
+
+def test_a_perplexity_beyond_all_numbers_stops_the_run_too(tmp_path: Path) -> None:
+    recipe = small("dense", **(LANGUAGE | {"optimizer": {"kind": "sgd", "lr": 1e5}, "clip_norm": None}))
+    with pytest.raises(TrainingError, match=r"the validation perplexity is inf|the loss is (nan|inf)"):
+        run(recipe, tmp_path / "run", data=texts(tmp_path / "data"))
+
+
+def test_after_a_damaged_checkpoint_there_is_again_one_to_fall_back_to(tmp_path: Path) -> None:
+    recipe, out = small("dense"), tmp_path / "run"
+    stopped(recipe, out, 8)  # there are those of steps 5 and 9 then
+    (out / "checkpoints" / "00000009.safetensors").write_bytes(b"")
+    stopped(recipe, out, 6, resume=True)
+    kept = json.loads((out / "checkpoints.json").read_text())["kept"]
+    assert [entry["step"] for entry in kept] == [5, 7]
+
+
+@pytest.mark.parametrize("content", ["{}", '{"kept": 3}', '{"kept": [{}]}', '{"kept": [7]}'])
+def test_a_damaged_list_of_checkpoints_is_named(content: str, tmp_path: Path) -> None:
+    stopped(small("dense"), tmp_path / "run", 3)
+    (tmp_path / "run" / "checkpoints.json").write_text(content)
+    with pytest.raises(RunError, match=r"checkpoints\.json: is damaged; put it back"):
+        carry_out(Job(small("dense"), tmp_path / "run", resume=True), Processes(Place(), "cpu"))
+
+
+def test_lost_metrics_are_not_made_up(tmp_path: Path) -> None:
+    stopped(small("dense"), tmp_path / "run", 8)
+    (tmp_path / "run" / "metrics.jsonl").write_text("")
+    carry_out(Job(small("dense"), tmp_path / "run", resume=True), Processes(Place(), "cpu"))
+    assert [row["kind"] for row in rows(tmp_path / "run")][-1] == "epoch"
+
+
+def test_places_where_no_run_can_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "letter.txt").write_text("")
+    for out in ("file", "mine"):
+        with pytest.raises(RunError, match="exists and is not a run folder"):
+            Job(small("dense"), tmp_path / out).check(1)
+
+    def forbidden(path: Path, **_: Any) -> Any:  # a root user, who may all, could not see it
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(Path, "stat", forbidden)
+    for resume in (False, True):
+        with pytest.raises(RunError, match="Permission denied"):
+            Job(small("dense"), tmp_path / "run", resume=resume).check(1)
+
+
+def test_a_disk_that_is_full_when_the_model_is_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    recipe = small("dense", epochs=1)
+    with monkeypatch.context() as patched:
+        patched.setattr("takifugu.lowrank.checkpoint.save_file", full)
+        with pytest.raises(RunError, match=r"No space left on device.*last checkpoint is safe.*--resume"):
+            run(recipe, tmp_path / "run")
+    carry_out(Job(recipe, tmp_path / "run", resume=True), Processes(Place(), "cpu"))
+    assert (tmp_path / "run" / "model.safetensors").exists()
+
+
 def test_two_processes_may_not_carry_out_one_run(tmp_path: Path) -> None:
     recipe = small("dense")
     stopped(recipe, tmp_path / "run", 3)
@@ -302,6 +396,10 @@ def test_lottery_tickets_count_what_is_left(tmp_path: Path) -> None:
     assert sum(int((p == 0).sum()) for p in weights) == total - result["parameters"]
 
 
+def numbers() -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.ones(20, 3), torch.arange(20) % 2
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -315,6 +413,10 @@ def test_lottery_tickets_count_what_is_left(tmp_path: Path) -> None:
         (
             {"data": {"name": "digits", "batch_size": 8, "validation": 0.2, "options": {"bptt": 3}}},
             "data.options.bptt: digits has no such option",
+        ),
+        (
+            {"data": {"name": "test_training:numbers", "batch_size": 8, "validation": 0.2, "augment": True}},
+            r"data.augment: crops and flips images .*shape \(3,\); set it false",
         ),
     ],
 )
@@ -338,6 +440,84 @@ def test_without_tensorboard_it_says_what_to_install(tmp_path: Path, monkeypatch
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(RunError, match="needs TensorBoard; pip install"):
         run(small("dense", epochs=1), tmp_path / "run", tensorboard=True)
+
+
+def test_the_leader_tells_the_others_that_it_has_no_tensorboard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Leader(Processes):
+        def leader_only(self, make: Any) -> Any:  # the one way by which the others hear of a failure
+            try:
+                return make()
+            except RunError as error:
+                told.append(str(error))
+                raise
+
+    told: list[str] = []
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(RunError):
+        carry_out(Job(small("dense"), tmp_path / "run", tensorboard=True), Leader(Place(), "cpu"))
+    assert "needs TensorBoard" in told[0]
+
+
+def test_sigterm_ends_a_run_that_is_still_reading_its_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def reading(*_: Any) -> None:
+        signal.raise_signal(signal.SIGTERM)
+        pytest.fail("it goes on")
+
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr("takifugu.train.job.task_for", reading)
+    assert main(["train", "digits-small", "--out", str(tmp_path / "run")]) == 130
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_half_of_a_launchers_variables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    tried: list[bool] = []
+    monkeypatch.setattr("takifugu.train.precision.avoid_faulty_amx", lambda: tried.append(True))
+    assert main(["train", "digits-small", "--set", "precision=bf16", "--out", str(tmp_path / "run")]) == 2
+    assert tried, "the user's own torchrun has not looked at the processor"
+    assert "MASTER_ADDR" in (told := capsys.readouterr().err)
+    assert "start it with torchrun, or unset them" in told
+
+
+def test_torchrun_with_a_single_process_wraps_nothing(tmp_path: Path) -> None:
+    store = distributed.HashStore()
+    distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        alone = carry_out(Job(small("warm-start"), tmp_path / "alone"), Together(Place(), "cpu"))
+    finally:
+        distributed.destroy_process_group()
+    assert alone["test"] == run(small("warm-start"), tmp_path / "run")["test"]
+    assert_same(tmp_path / "alone", tmp_path / "run")
+
+
+def test_a_closed_stderr_does_not_keep_it_from_training(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "takifugu", "train", "digits-small", "--out", str(tmp_path / "run")]
+    words += ["--set", "data.limit=64", "--set", "epochs=1", "--set", "method.kind=dense"]
+    done = subprocess.run(["/bin/sh", "-c", 'exec "$@" 2>&-', "sh", *words], check=False, capture_output=True)
+    assert done.returncode == 0
+    assert b"test top1" in done.stdout
+    assert (tmp_path / "run" / "result.json").exists()
+
+
+def test_a_worker_that_is_started_after_the_end_goes_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outcome = tmp_path / "outcome.json"
+    monkeypatch.setenv("TAKIFUGU_TRAIN_OUTCOME", str(outcome))
+    assert leave_behind(1) == 0
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")  # it would wait for the other one
+    assert main(["train", "digits-small", "--out", str(tmp_path / "run")]) == 0
+    assert json.loads(outcome.read_text()) == {"code": 1}
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_run_that_could_not_begin_is_not_in_the_way(tmp_path: Path) -> None:

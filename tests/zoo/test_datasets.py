@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
+import os
 from functools import partial
 from pathlib import Path
 
@@ -11,7 +13,7 @@ import pytest
 import torch
 
 from takifugu.errors import DataError, UsageError
-from takifugu.zoo import augment, datasets
+from takifugu.zoo import augment, datasets, downloads
 
 
 def _idx(array: np.ndarray) -> bytes:
@@ -111,6 +113,12 @@ def test_missing_files_are_named_with_their_place(folder: Path) -> None:
             "promises 3920 bytes, and it has 3919",
         ),
         ("mnist/train-images-idx3-ubyte", _idx(np.zeros((5, 28, 28))) + b"x", "promises 3920 bytes"),
+        ("mnist/train-images-idx3-ubyte", bytes([0, 0, 8, 3]) + b"\xff" * 12, "promises .* far too many"),
+        (
+            "mnist/train-images-idx3-ubyte",
+            bytes([0, 0, 8, 3, 0, 16, 0, 0, 0, 16, 0, 0, 0, 0, 0, 9]),
+            "far too many",
+        ),
         ("mnist/train-images-idx3-ubyte", _idx(np.zeros((5, 9, 9))), "expected images of 28 x 28"),
         ("mnist/train-images-idx3-ubyte", _idx(np.zeros((4, 28, 28))), "do not belong together"),
         ("mnist/train-labels-idx1-ubyte", _idx(np.array([1, 2, 3, 4, 77])), "the label 77"),
@@ -133,6 +141,11 @@ def test_other_damage(folder: Path) -> None:
     path.write_bytes(path.read_bytes()[:50])
     with pytest.raises(DataError, match="cannot be read"):
         datasets.load("fashion-mnist", folder)
+    content = bytearray(gzip.compress(_idx(np.random.default_rng(0).integers(0, 256, (5, 28, 28)))))
+    content[10:40] = b"\xff" * 30  # the stream, not its header
+    path.write_bytes(content)
+    with pytest.raises(DataError, match="cannot be read"):
+        datasets.load("fashion-mnist", folder)
     np.save(folder / "mnist-writers/mnist_train_writer_hsf.npy", np.zeros(5))
     with pytest.raises(DataError, match="two columns of whole numbers"):
         datasets.writers(folder)
@@ -140,6 +153,29 @@ def test_other_damage(folder: Path) -> None:
         datasets.load("cifar")
     with pytest.raises(UsageError, match="part 'validation'"):
         datasets.load("mnist", part="validation")
+
+
+def test_a_folder_that_may_not_be_looked_into(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbidden(path: Path) -> bool:  # what pathlib does; a root user, who may all, could not see it
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(Path, "is_file", forbidden)
+    with pytest.raises(
+        DataError, match=r"train-images-idx3-ubyte: cannot be read \(Permission denied\).*--data-dir"
+    ):
+        datasets.load("mnist", folder)
+    with pytest.raises(DataError, match=r"cannot be kept in .*\(Permission denied\).*--data-dir"):
+        downloads.fetch("mnist", folder)
+
+
+def single_numbers() -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.tensor(1.0), torch.tensor(1)
+
+
+def test_a_function_that_gives_single_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(datasets, "named", lambda name: single_numbers)
+    with pytest.raises(DataError, match="'mine:numbers' gave single numbers"):
+        datasets.load("mine:numbers")
 
 
 @pytest.mark.parametrize("name", ["mnist", "fashion-mnist", "cifar10", "digits"])

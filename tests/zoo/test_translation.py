@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import subprocess
 import sys
@@ -125,6 +126,20 @@ def test_a_folder_that_cannot_be_written_is_no_hindrance(
     assert not list((folder / "multi30k").glob(".*"))
 
 
+def test_packed_files_are_read_as_they_come(folder: Path) -> None:
+    # What the message about a failed download tells people to put there.
+    wanted = load_translation(folder, 100)
+    for path in sorted((folder / "multi30k").glob("*.en")):
+        path.with_name(f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes()))
+        path.unlink()
+    found = load_translation(folder, 100)
+    assert torch.equal(found.train.source.flat, wanted.train.source.flat)
+    packed = folder / "multi30k/val.en.gz"
+    packed.write_bytes(packed.read_bytes()[:20])
+    with pytest.raises(DataError, match=r"val\.en: cannot be read"):
+        load_translation(folder, 100)
+
+
 def test_mistakes(folder: Path) -> None:
     with pytest.raises(UsageError, match="vocabulary: 4 tokens"):
         load_translation(folder, 4)
@@ -132,6 +147,10 @@ def test_mistakes(folder: Path) -> None:
         load_translation(folder, limit=0)
     (folder / "multi30k/val.en").write_text("One.\n")
     with pytest.raises(DataError, match="1 sentences in en and 2 in de"):
+        load_translation(folder)
+    for language in ("en", "de"):
+        (folder / f"multi30k/val.{language}").write_text("")
+    with pytest.raises(DataError, match="0 sentences in en and 0 in de; they must be as many, and some"):
         load_translation(folder)
     (folder / "multi30k/val.de").unlink()
     with pytest.raises(DataError, match=r"val\.de is missing: put train\.en, train\.de, val\.en"):

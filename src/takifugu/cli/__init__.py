@@ -61,4 +61,6 @@ def _say(message: str, code: Exit) -> int:
 
 
 def entry() -> None:
+    if sys.stderr is None:  # closed by whoever started this: nobody listens, and the work goes on
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     sys.exit(main())

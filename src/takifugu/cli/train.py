@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import sys
 import time
@@ -54,27 +55,38 @@ def train(
         return _show(found, as_json)
 
     from takifugu.train.job import Job
-    from takifugu.train.launch import launch, leave_behind
+    from takifugu.train.launch import launch, launched, leave_behind, over
     from takifugu.train.precision import avoid_faulty_amx
     from takifugu.train.processes import check_sharding, joined, under_launcher
 
+    if over():
+        return 0
     check_sharding(sharding)
-    if found.precision == "bf16" and not under_launcher() and avoid_faulty_amx():
+    # Who launched us with --workers has tried it for us; a torchrun of the user's own has not.
+    faulty = found.precision == "bf16" and launched() is None and avoid_faulty_amx()
+    if faulty and os.environ.get("RANK", "0") == "0":
         _say("note: this processor's AMX kills processes; training in bf16 goes on without it")
     out = Path(f"{Path(recipe).stem}.train") if out is None else out
     overrides = [word for text in set_ or () for word in ("--set", text)]
     words = ["train", recipe, *overrides, "--out", str(out)]
-    several = ["--workers", str(workers), "--sharding", sharding] if workers > 1 else []
-    told = shlex.join(["takifugu", *words, *several])
+    started = launched() or workers
+    several = ["--workers", str(started), "--sharding", sharding] if started > 1 else []
+    others = (
+        ("--device", device, "auto"),
+        ("--data-dir", data_dir, None),
+        ("--checkpoint-every", checkpoint_every, 10.0),
+    )
+    also = [word for name, value, usual in others if value != usual for word in (name, str(value))]
+    also += ["--tensorboard"] if tensorboard else []
+    told = shlex.join(["takifugu", *words, *several, *also])
     job = Job(found, out, data_dir, sharding, resume, checkpoint_every * 60.0, tensorboard, command=told)
     if workers > 1:
         if under_launcher():
             raise UsageError("--workers within torchrun; give the number to torchrun instead")
         job.check(workers)
-        words += ["--sharding", sharding, "--device", device, "--checkpoint-every", str(checkpoint_every)]
-        words += ["--data-dir", str(data_dir)] if data_dir is not None else []
-        flags = {"--resume": resume, "--tensorboard": tensorboard, "--json": as_json}
-        return launch([*words, *(flag for flag, wanted in flags.items() if wanted)], workers)
+        flags = {"--resume": resume, "--json": as_json}
+        words += ["--sharding", sharding, *also, *(flag for flag, wanted in flags.items() if wanted)]
+        return launch(words, workers)
     with joined(_device(device)) as processes:
         if not under_launcher():
             job.check(1)

@@ -138,7 +138,7 @@ class Swap:
 
 
 def decomposer(name: str) -> Decomposer:
-    if name not in DECOMPOSERS:
+    if not isinstance(name, str) or name not in DECOMPOSERS:
         raise UsageError(f"unknown svd {name!r}; one of {', '.join(map(repr, DECOMPOSERS))}")
     return DECOMPOSERS[name]
 

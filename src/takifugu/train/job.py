@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 import takifugu
 from takifugu.durable import Row
@@ -53,10 +54,8 @@ class Job:
             )
         if self.resume:
             TrainingFolder.open(self.out).check_same(self.header(world))
-        elif TrainingFolder.holds_run(self.out):
-            raise RunError(
-                f"{self.out}: holds a run already; continue it with --resume, or choose another --out"
-            )
+        else:
+            TrainingFolder.check_free(self.out)
 
     def header(self, world: int) -> dict[str, Any]:
         return {
@@ -87,6 +86,7 @@ def carry_out(
     """
     recipe, place = job.recipe, processes.place
     with ExitStack() as stack:
+        stack.enter_context(_ending())
         folder = processes.leader_only(lambda: stack.enter_context(_opened(job, place.world)))
         done = folder.result() if folder is not None else None
         if told := processes.from_leader(None if done is None else json.dumps(done).encode()):
@@ -96,7 +96,8 @@ def carry_out(
             recipe.model.name, recipe.model.options, task.model_options(), model_seed(recipe), "model.name"
         )
         where = models.usual_where(recipe.model.name, module, recipe.model.low_rank)
-        log = _Log(folder, watch, stack.enter_context(_board(job))) if folder is not None else _silent
+        board = processes.leader_only(lambda: stack.enter_context(_board(job)))
+        log = _Log(folder, watch, board) if folder is not None else _silent
         training = Training(
             recipe,
             task,
@@ -115,7 +116,7 @@ def carry_out(
             result["headline"] = {task.headline: result["test"][task.headline]}
             plain = training.plain_module()
             if folder is not None:
-                save(plain, folder.path / "model.safetensors")
+                _save_model(plain, folder.path / "model.safetensors")
                 folder.finish(result)
     return result
 
@@ -156,6 +157,16 @@ def _begin(training: Training, folder: TrainingFolder | None, processes: Process
         watch({"kind": "resumed", "step": training.standing.steps, "notes": notes})
 
 
+def _save_model(module: nn.Module, path: Path) -> None:
+    try:
+        save(module, path)
+    except CheckpointError as error:
+        raise RunError(
+            f"{error}; the last checkpoint is safe: free some space or mend the folder, "
+            "then continue with --resume"
+        ) from error
+
+
 class _Log:
     def __init__(self, folder: TrainingFolder, watch: Watch, board: Any) -> None:
         self.folder, self.watch, self.board = folder, watch, board
@@ -191,6 +202,19 @@ def _board(job: Job) -> Iterator[Any]:
         yield writer
     finally:
         writer.close()
+
+
+@contextmanager
+def _ending() -> Iterator[None]:
+    """Until there is something to save, SIGTERM ends the run as Ctrl-C does."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager

@@ -66,6 +66,17 @@ def launch(arguments: Sequence[str], workers: int) -> int:
         return Exit.OK if code is None else code
 
 
+def launched() -> int | None:
+    """How many processes `launch` has started, seen from one of them; None if it did not start this one."""
+    return int(os.environ["WORLD_SIZE"]) if _OUTCOME in os.environ and "WORLD_SIZE" in os.environ else None
+
+
+def over() -> bool:
+    """Whether a process of this run has told how it ended. Those that lost it and are started again go."""
+    path = os.environ.get(_OUTCOME)
+    return path is not None and Path(path).exists()
+
+
 def leave_behind(code: int) -> int:
     """A process tells the launcher how it ended; returns what it should exit with."""
     path = os.environ.get(_OUTCOME)

@@ -6,6 +6,7 @@ and the batch's place, so that a run goes on bit for bit from any step.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -232,7 +233,14 @@ class Training:
                 sums = self.task.evaluate(module, part)
         finally:
             module.train()
-        return self.task.scores(self.processes.total(sums))
+        scores = self.task.scores(self.processes.total(sums))
+        for name, value in scores.items():
+            if not math.isfinite(value):
+                raise TrainingError(
+                    f"the {part} {name} is {value} after step {self.standing.steps} (learning rate "
+                    f"{self.optimizer.param_groups[0]['lr']:g}); lower optimizer.lr, or set clip_norm"
+                )
+        return scores
 
     def plain_module(self) -> nn.Module:
         """The model without a wrapper; a gathered copy if it is sharded. Every process has to call it."""

@@ -11,7 +11,8 @@ from torch import nn
 
 from takifugu import zoo
 from takifugu.errors import UsageError, near_misses
-from takifugu.lowrank.layers import kind_of
+from takifugu.lowrank.candidates import layer_of
+from takifugu.lowrank.layers import OPT_IN
 from takifugu.named import named
 from takifugu.zoo import registry
 
@@ -40,8 +41,11 @@ def build(
 
 
 def usual_where(name: str, model: nn.Module, patterns: Sequence[str] = ()) -> Any:
-    """The layers that go low-rank: the patterns', or the paper's choice for a zoo network, or all but the
-    last Linear: it is as narrow as there are labels, and a rank below theirs mixes them up."""
+    """The layers that go low-rank: the patterns', or the paper's choice for a zoo network, or all but
+    embeddings and the last Linear, which is as narrow as there are labels: a lower rank mixes them up.
+
+    The answer is the same for a layer that is low-rank already: it may change its rank, or decay.
+    """
     if patterns:
         return list(patterns)
     if name in zoo.names():
@@ -49,17 +53,27 @@ def usual_where(name: str, model: nn.Module, patterns: Sequence[str] = ()) -> An
     linear = [layer for layer, module in model.named_modules() if isinstance(module, nn.Linear)]
     if not linear:
         return None
-    return lambda layer, module: layer != linear[-1] and kind_of(module) is not None
+
+    def meant(name: str, module: nn.Module) -> bool:
+        layer = layer_of(module)
+        return name != linear[-1] and layer is not None and layer.kind not in OPT_IN
+
+    return meant
 
 
-def _builder(name: str, field: str) -> tuple[Callable[..., Any], set[str]]:
-    if name in zoo.names():
-        return lambda **options: zoo.build(name, **options), registry.accepts(name)
-    if ":" not in name:
+def check(name: str, field: str) -> None:
+    """Raises `UsageError` for a name that can be no model's; nothing is imported for it."""
+    if name not in zoo.names() and ":" not in name:
         raise UsageError(
             f"{field}: {name!r} is neither a zoo network ({', '.join(zoo.names())}) nor of "
             f"the form package.module:function{near_misses(name, zoo.names())}"
         )
+
+
+def _builder(name: str, field: str) -> tuple[Callable[..., Any], set[str]]:
+    check(name, field)
+    if name in zoo.names():
+        return lambda **options: zoo.build(name, **options), registry.accepts(name)
     function = named(name)
     if not callable(function):
         raise UsageError(f"{field}: {name!r} is a {type(function).__name__}, not a function")

@@ -46,7 +46,13 @@ def joined(device: str, timeout_s: float = 1800.0) -> Iterator[Processes]:
     device = _own_device(device)
     backend = "nccl" if device.startswith("cuda") else "gloo"
     timeout = timedelta(seconds=timeout_s)
-    store, rank, world = next(rendezvous("env://", timeout=timeout))
+    try:
+        store, rank, world = next(rendezvous("env://", timeout=timeout))
+    except ValueError as error:
+        raise UsageError(
+            f"RANK and WORLD_SIZE are set, as torchrun does, but not all that belongs to it ({error}); "
+            "start it with torchrun, or unset them"
+        ) from None
     # Workers that were started again must not find the addresses that those before them have left.
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     store = PrefixStore(f"takifugu/{attempt}", store)
@@ -156,6 +162,8 @@ class Together(Processes):
             distributed.broadcast(buffer, 0)
 
     def wrapped(self, module: nn.Module, sharding: str) -> nn.Module:
+        if sharding == "none":  # torchrun may start one process alone
+            return module
         if sharding == "fsdp":
             from torch.distributed.fsdp import fully_shard
 

@@ -6,9 +6,13 @@ A recipe says everything that the result follows from, but for the data's folder
 
 from __future__ import annotations
 
+import copy
+import datetime
 import json
+import math
+import os
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from importlib import resources
 from pathlib import Path
@@ -17,8 +21,10 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from takifugu.errors import UsageError, near_misses
-from takifugu.train import optimizers
+from takifugu.train import models, optimizers
+from takifugu.train.methods import method_for
 from takifugu.train.schedules import schedule_for
+from takifugu.train.tasks import check_data
 
 Count = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(ge=0, lt=1)]
@@ -91,25 +97,43 @@ def checked(data: Mapping[str, Any], source: str) -> Recipe:
         recipe = Recipe.model_validate(data)
     except ValidationError as error:
         mistakes += _says(error)
-    for name, check in (("optimizer", optimizers.check), ("schedule", schedule_for)):
-        if isinstance(table := data.get(name), Mapping):
+    checks: tuple[tuple[Any, type, Callable[[Any], object]], ...] = (
+        (_name(data, "model"), str, lambda name: models.check(name, "model.name")),
+        (_name(data, "data"), str, check_data),
+        (data.get("optimizer"), Mapping, optimizers.check),
+        (data.get("schedule"), Mapping, schedule_for),
+        (data.get("method"), Mapping, method_for),
+    )
+    for value, kind, check in checks:
+        if isinstance(value, kind):  # if not, it was told above
             try:
-                check(table)
+                check(value)
             except UsageError as error:
                 mistakes.append(str(error))
+    told = tuple(mistake.partition(":")[0] for mistake in mistakes)
+    mistakes += (f"{path}: {what}" for path, what in _no_plain_data(data) if path not in told)
     if mistakes or recipe is None:
         raise UsageError("\n".join(f"{source}: {mistake}" for mistake in mistakes))
     return recipe
 
 
+def _name(data: Mapping[str, Any], table: str) -> Any:
+    found = data.get(table)
+    return found.get("name") if isinstance(found, Mapping) else None
+
+
 def overridden(data: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
     """A copy of the table with each `path=value` put in; values are TOML, or text if they are not."""
-    changed: dict[str, Any] = json.loads(json.dumps(data))
+    changed: dict[str, Any] = copy.deepcopy(dict(data))
+    parsed = []
     for text in overrides:
         path, equals, value = text.partition("=")
         keys = path.strip().split(".")
         if not equals or not all(keys):
             raise UsageError(f"--set {text!r}: give field=value, e.g. --set optimizer.lr=0.05")
+        parsed.append((text, keys, value))
+    # Kinds first: a new one clears its table, but not what is set beside it.
+    for text, keys, value in sorted(parsed, key=lambda one: one[1][-1] != "kind"):
         table = changed
         for key in keys[:-1]:
             table = table.setdefault(key, {})
@@ -128,7 +152,7 @@ def _table(source: str | Path, above: tuple[str, ...] = ()) -> dict[str, Any]:
     if base is None:
         return data
     if isinstance(base, str) and base.endswith(".toml"):
-        base = str(Path(source).parent / base)
+        base = os.path.normpath(Path(source).parent / base)
     above = (*above, str(source))
     if not isinstance(base, str) or base in above:
         raise UsageError(f"{source}: base: {base!r} is not the name or the path of another recipe")
@@ -176,6 +200,17 @@ def _value(text: str) -> Any:
 
 
 # ---- what is wrong, in words ------------------------------------------------------------------------------
+
+
+def _no_plain_data(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """Where a recipe has what TOML can say and JSON cannot: run folders keep recipes as JSON."""
+    if isinstance(value, Mapping | list):
+        for key, item in value.items() if isinstance(value, Mapping) else enumerate(value):
+            yield from _no_plain_data(item, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, datetime.date | datetime.time):
+        yield path, f"{value} is a date or a time; put it in quotes, or give a number"
+    elif isinstance(value, float) and not math.isfinite(value):
+        yield path, f"{value} is not a finite number"
 
 
 def _says(error: ValidationError) -> Iterator[str]:

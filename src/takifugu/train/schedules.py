@@ -150,7 +150,7 @@ _KINDS: Mapping[str, type[Schedule]] = {
 def schedule_for(table: Mapping[str, Any], where: str = "schedule") -> Schedule:
     """A recipe's `[schedule]`: its kind and options, checked."""
     kind = table.get("kind", "constant")
-    if kind not in _KINDS:
+    if not isinstance(kind, str) or kind not in _KINDS:
         raise UsageError(
             f"{where}.kind: {kind!r} is not known{near_misses(str(kind), _KINDS)}; one of {', '.join(_KINDS)}"
         )

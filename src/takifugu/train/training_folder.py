@@ -47,12 +47,7 @@ class TrainingFolder:
     @classmethod
     def create(cls, path: str | Path, header: Mapping[str, Any]) -> TrainingFolder:
         path = Path(path)
-        if cls.holds_run(path):
-            raise RunError(f"{path}: holds a run already; continue it with --resume, or choose another --out")
-        if path.exists() and (not path.is_dir() or not _only_leftovers(path)):
-            raise RunError(
-                f"{path}: exists and is not a run folder; choose an empty or a new folder with --out"
-            )
+        cls.check_free(path)
         if (path / "run.json").exists():
             with durable.locked(path, by="run.json"):  # nobody is just beginning it
                 (path / "run.json").unlink()
@@ -63,6 +58,19 @@ class TrainingFolder:
             durable.write_json(path / "run.json", header)  # last: with it, the folder is a run
         return cls(path, header)
 
+    @classmethod
+    def check_free(cls, path: Path) -> None:
+        """Refuses a place where no new run can begin."""
+        with _disk(path, "nothing is lost"):
+            if cls.holds_run(path):
+                raise RunError(
+                    f"{path}: holds a run already; continue it with --resume, or choose another --out"
+                )
+            if path.exists() and (not path.is_dir() or not _only_leftovers(path)):
+                raise RunError(
+                    f"{path}: exists and is not a run folder; choose an empty or a new folder with --out"
+                )
+
     @staticmethod
     def holds_run(path: Path) -> bool:
         """Whether there is something to go on from. A run that failed before its first checkpoint, for a
@@ -72,7 +80,9 @@ class TrainingFolder:
     @classmethod
     def open(cls, path: str | Path) -> TrainingFolder:
         path = Path(path)
-        if not path.is_dir():
+        with _disk(path, "nothing is lost"):
+            there = path.is_dir()
+        if not there:
             raise RunError(f"{path}: there is no such run folder; start the run without --resume")
         header = durable.read_json(path / "run.json")
         if header.get("format") != FORMAT:
@@ -115,7 +125,8 @@ class TrainingFolder:
         path = self.path / "checkpoints" / f"{step:08}.safetensors"
         with _disk(self.path, "the last checkpoint is safe"):
             digest = durable.write_file(path, lambda partial: _written(partial, content))
-            kept = [entry for entry in self._kept() if entry["file"] != path.name]
+            # Later ones were damaged, or the run would not have come by here again: nothing to fall back to.
+            kept = [entry for entry in self._kept() if entry["step"] < step]
             kept = [*kept, {"file": path.name, "step": step, "sha256": digest}][-KEPT:]
             durable.write_json(self.path / "checkpoints.json", {"kept": kept})
             names = {entry["file"] for entry in kept}
@@ -157,11 +168,18 @@ class TrainingFolder:
         """Forgets what was written after a checkpoint."""
         with _disk(self.path, "the last checkpoint is safe"):
             (self.path / "result.json").unlink(missing_ok=True)
-            durable.truncate(self.path / "metrics.jsonl", log_size)
+            durable.truncate(self.path / "metrics.jsonl", min(log_size, self.log_size))
 
     def _kept(self) -> list[Row]:
         path = self.path / "checkpoints.json"
-        return list(durable.read_json(path)["kept"]) if path.exists() else []
+        kept = durable.read_json(path).get("kept") if path.exists() else []
+        wanted = {"file": str, "step": int, "sha256": str}
+        if not isinstance(kept, list) or not all(
+            isinstance(entry, dict) and all(isinstance(entry.get(key), kind) for key, kind in wanted.items())
+            for entry in kept
+        ):
+            raise RunError(f"{path}: is damaged; put it back, or start anew in another folder")
+        return kept
 
 
 def _whole(path: Path, sha256: str) -> bytes:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import gzip
 import math
 import os
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     Raw = tuple[NDArray[np.uint8], NDArray[np.int64]]
 
 WRITERS = "mnist-writers"
+_LARGEST_BYTES = 1 << 30
+"""More than any file of these data sets has: a header that promises more is damaged."""
 
 
 @dataclass(frozen=True)
@@ -195,6 +198,10 @@ def _own(name: str) -> Dataset:
             f"{name!r} must return two tensors, inputs and labels; it gave {type(found).__name__}"
         )
     inputs, labels = found
+    if not inputs.dim() or not labels.dim():
+        raise DataError(
+            f"{name!r} gave single numbers; inputs and labels are lists, one entry for each sample"
+        )
     if len(inputs) != len(labels) or not len(labels):
         raise DataError(f"{name!r} gave {len(inputs)} inputs and {len(labels)} labels; they must be as many")
     if labels.is_floating_point() or labels.dim() != 1 or int(labels.min()) < 0:
@@ -223,7 +230,13 @@ def _digits(part: str) -> RawImages:
 def _find(folder: Path, wanted: tuple[str, ...]) -> list[Path]:
     found = []
     for name in wanted:
-        path = next((p for p in (folder / name, folder / f"{name}.gz") if p.is_file()), None)
+        try:
+            path = next((p for p in (folder / name, folder / f"{name}.gz") if p.is_file()), None)
+        except OSError as error:  # a folder that may not be looked into
+            raise DataError(
+                f"{folder / name}: cannot be read ({error.strerror}); mend the permissions, "
+                "or name another folder with --data-dir or TAKIFUGU_DATA"
+            ) from None
         if path is None:
             raise DataError(
                 f"{folder / name} is missing: put {', '.join(wanted)} (plain or .gz) into {folder}, "
@@ -239,7 +252,7 @@ def _content(path: Path, at_most: int) -> bytes:
         with path.open("rb") as raw:
             file = gzip.GzipFile(fileobj=raw) if path.suffix == ".gz" else raw
             return file.read(at_most + 1)
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path}: cannot be read ({error}); get the file again") from None
 
 
@@ -268,6 +281,8 @@ def _idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
         raise DataError(f"{path}: is not an idx file of bytes in {dimensions} dimensions; get the file again")
     shape = tuple(int.from_bytes(start[i : i + 4], "big") for i in range(4, header, 4))
     size = math.prod(shape)
+    if size > _LARGEST_BYTES:
+        raise DataError(f"{path}: its header promises {size} bytes, far too many; get the file again")
     content = _content(path, header + size)
     if len(content) != header + size:
         raise DataError(

@@ -35,10 +35,16 @@ def fetch(name: str, data_folder: Path, site: Site | None = None) -> None:
     """Gets what the data set lacks in the folder; files that are there already stay as they are."""
     site = SITES[name] if site is None else site
     folder = data_folder / site.folder
-    for parcel in site.parcels:
-        missing = [member for member in parcel.members if not _there(folder / member.name)]
-        if missing:
-            _fetch_parcel(name, parcel, missing, folder)
+    try:
+        for parcel in site.parcels:
+            missing = [member for member in parcel.members if not _there(folder / member.name)]
+            if missing:
+                _fetch_parcel(name, parcel, missing, folder)
+    except OSError as error:
+        raise DataError(
+            f"{name}: cannot be kept in {folder} ({error.strerror or error}); "
+            "name a folder that holds it with --data-dir or TAKIFUGU_DATA"
+        ) from None
 
 
 def _there(path: Path) -> bool:
@@ -46,19 +52,13 @@ def _there(path: Path) -> bool:
 
 
 def _fetch_parcel(name: str, parcel: Parcel, missing: list[Member], folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        # Beside the files' last place, so that a rename, which is all or nothing, brings them there.
-        with tempfile.TemporaryDirectory(dir=folder, prefix=".download-") as temporary:
-            packed = _download(name, parcel, Path(temporary), folder)
-            unpacked = [_unpack(packed, member, parcel) for member in missing]
-            for member, path in zip(missing, unpacked, strict=True):
-                os.replace(path, folder / member.name)
-    except OSError as error:
-        raise DataError(
-            f"{name}: cannot be kept in {folder} ({error.strerror or error}); "
-            "name a folder that holds it with --data-dir or TAKIFUGU_DATA"
-        ) from None
+    folder.mkdir(parents=True, exist_ok=True)
+    # Beside the files' last place, so that a rename, which is all or nothing, brings them there.
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".download-") as temporary:
+        packed = _download(name, parcel, Path(temporary), folder)
+        unpacked = [_unpack(packed, member, parcel) for member in missing]
+        for member, path in zip(missing, unpacked, strict=True):
+            os.replace(path, folder / member.name)
 
 
 def _download(name: str, parcel: Parcel, temporary: Path, folder: Path) -> Path:

@@ -21,6 +21,7 @@ from torch import Tensor
 from takifugu.errors import DataError, UsageError
 from takifugu.zoo.augment import normalize
 from takifugu.zoo.datasets import data_folder
+from takifugu.zoo.options import require_counts
 
 NAME = "imagenet"
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -73,6 +74,7 @@ def open_imagenet(
     """Lists the files of a part, "train" or "test" (the folder `val`: the real test part has no labels)."""
     if part not in PARTS:
         raise UsageError(f"part {part!r} of ImageNet; one of {', '.join(PARTS)}")
+    require_counts(size=size, threads=threads)
     _pillow()
     place = data_folder(folder) / NAME / PARTS[part]
     classes = sorted(entry.name for entry in _entries(place) if entry.is_dir())

@@ -6,10 +6,12 @@ lower-case cannot be compared with BLEU of text as people write it.
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 import os
 import tempfile
+import zlib
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -129,15 +131,25 @@ def _read(folder: Path, file: str) -> tuple[list[str], list[str]]:
 def _lines(path: Path) -> list[str]:
     try:
         # Not splitlines(): a sentence may hold characters that it takes for the end of a line.
-        return [line.strip() for line in path.read_text(encoding="utf-8").removesuffix("\n").split("\n")]
+        text = _text(path)
+        return [line.strip() for line in text.removesuffix("\n").split("\n")] if text else []
     except FileNotFoundError:
         wanted = ", ".join(f"{file}.{language}" for file in FILES.values() for language in (SOURCE, TARGET))
         raise DataError(
-            f"{path} is missing: put {wanted} into {path.parent}, "
+            f"{path} is missing: put {wanted} (plain or .gz) into {path.parent}, "
             "or name another folder with --data-dir or TAKIFUGU_DATA"
         ) from None
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise DataError(f"{path}: cannot be read ({error}); get the file again") from None
+
+
+def _text(path: Path) -> str:
+    """Of the file, or of the same name with .gz, as the site packs it."""
+    packed = path.with_name(f"{path.name}.gz")
+    if path.exists() or not packed.exists():
+        return path.read_text(encoding="utf-8")
+    with gzip.open(packed, "rt", encoding="utf-8") as file:
+        return file.read()
 
 
 def _pairs(tokenizer: Any, source: list[str], target: list[str]) -> Pairs:

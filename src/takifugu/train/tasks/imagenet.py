@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from takifugu.errors import UsageError
+from takifugu.errors import DataError, UsageError
 from takifugu.train.tasks import options_of
 from takifugu.train.tasks.base import Place
 from takifugu.train.tasks.images import ImageTask
@@ -22,6 +22,12 @@ def imagenet_task(recipe: Recipe, data_dir: Path | None, place: Place) -> ImageT
     if not table.augment:
         raise UsageError("data.augment: ImageNet's training images are always cropped at random; set it true")
     train, held = (open_imagenet(data_dir, part, **options) for part in ("train", "test"))
+    if odd := sorted(set(train.classes) ^ set(held.classes)):
+        # A label is the place of its folder among all: one that is missing would shift those behind it.
+        where = "train" if odd[0] in train.classes else "val"
+        raise DataError(
+            f"ImageNet: the class {odd[0]!r} is only in {where}; both parts need the same folders"
+        )
     return ImageTask(
         {"train": train, "validation": held, "test": held},
         len(train.classes),

@@ -109,8 +109,8 @@ class ImageTask(Task):
         images = self.parts[part]
         device = next(model.parameters()).device
         sums = {"loss": 0.0, "top1": 0.0, "top5": 0.0, "samples": 0.0}
-        mine = torch.arange(self.place.rank, len(images.labels), self.place.world)
-        for places in mine.split(EVALUATED_AT_ONCE):
+        mine = torch.arange(len(images.labels))[self.place.rank :: self.place.world]
+        for places in mine.split(EVALUATED_AT_ONCE) if len(mine) else ():
             labels = images.labels[places].to(device)
             outputs = model(images.inputs(places, None).to(device)).float()
             best = outputs.topk(min(5, self.classes), dim=1).indices == labels[:, None]
@@ -136,6 +136,11 @@ def image_task(recipe: Recipe, data_dir: Path | None, place: Place) -> ImageTask
     table = recipe.data
     options_of(table, {})
     train = _read(table.name, data_dir, "train")
+    if table.augment and train.images.dim() != 4:
+        raise DataError(
+            f"data.augment: crops and flips images (channels, height, width); samples of {table.name} "
+            f"have the shape {tuple(train.images.shape[1:])}; set it false"
+        )
     labels = train.labels.numpy()
     places = torch.arange(len(labels))
     if table.limit is not None and table.limit < len(labels):
