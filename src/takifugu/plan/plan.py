@@ -101,7 +101,7 @@ def read_plan(path: str | Path) -> dict[str, Any]:
     """A plan file as it stands; only its outer form is checked here, `verify` does the rest."""
     path = Path(path)
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise ProblemError([f"{path}: cannot be read ({error.strerror}); give a plan file"]) from None
     except ValueError as error:
