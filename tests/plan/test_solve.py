@@ -1,8 +1,10 @@
 """Solving: statuses, certificates, limits, determinism, and what relaxing a limit does."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -134,6 +136,95 @@ def test_infeasible_by_rounds_and_by_loss(example: Path) -> None:
     hopeless = solve(replace(Problem.load(example), target_loss=0.01))
     assert hopeless.status == "infeasible"
     assert any("the loss binds" in r for r in hopeless.reasons)
+
+
+def _advised(reasons: tuple[str, ...], pattern: str) -> float:
+    found = [re.search(pattern, reason) for reason in reasons]
+    return next(float(m[1]) for m in found if m)
+
+
+@pytest.mark.parametrize("deadline_s", [500.0, 700.0])
+def test_advice_is_enough_as_it_is_printed(example: Path, deadline_s: float) -> None:
+    problem = replace(Problem.load(example), deadline_s=deadline_s)
+    reasons = solve(problem).reasons
+    later = _advised(reasons, r"feasible with deadline .*\(([\d.]+) s\)")
+    more = _advised(reasons, r"feasible with deadline \+([\d.]+) min")
+    for enough in (later, deadline_s + 60 * more):
+        assert solve(replace(problem, deadline_s=enough), 0.5).plan is not None
+    loss = _advised(reasons, r"feasible with loss ([\d.]+)")
+    assert solve(replace(problem, target_loss=loss), 0.5).plan is not None
+
+
+def _two_speeds() -> Problem:
+    """Many quick rounds of one node are sooner there than a few rounds of both."""
+    node = {
+        "joules_per_flop": 1e-11,
+        "up_bytes_per_s": 1e9,
+        "down_bytes_per_s": 1e9,
+        "latency_s": 0.0,
+        "joules_per_byte": 0.0,
+    }
+    return Problem.from_dict(
+        {
+            "format": 1,
+            "target": {"loss": 0.5, "deadline_s": 1e6, "max_rounds": 2},
+            "start": {"version": "dense", "loss": 2.0},
+            "versions": [
+                {
+                    "name": "dense",
+                    "train_flops_per_sample": 1e9,
+                    "payload_bytes": 1e3,
+                    "curve": {"kind": "exponential", "floor": 0.1, "rate": 0.5},
+                }
+            ],
+            "nodes": [
+                {"name": "quick", "flops_per_s": 1e12, "samples": 100, **node},
+                {"name": "slow", "flops_per_s": 1e9, "samples": 100, **node},
+            ],
+        }
+    )
+
+
+def test_the_advised_round_cap_is_the_smallest() -> None:
+    problem = _two_speeds()
+    result = solve(problem)
+    assert result.status == "infeasible"
+    cap = int(_advised(result.reasons, r"feasible with max_rounds = (\d+)"))
+    assert solve(replace(problem, max_rounds=cap)).plan is not None
+    assert solve(replace(problem, max_rounds=cap - 1)).status == "infeasible"
+
+
+@pytest.mark.parametrize(
+    ("change", "binds"),
+    [
+        ({"available": ((0.0, 0.01),)}, "the windows bind"),
+        ({"available": ()}, "the windows bind"),
+        ({"memory_bytes": 5.0}, "the memory binds"),
+    ],
+)
+def test_what_keeps_nodes_away_is_named(change: dict[str, Any], binds: str) -> None:
+    free = replace(_two_speeds(), max_rounds=None)
+    versions = tuple(replace(v, memory_bytes=10.0) for v in free.versions)
+    nodes = tuple(replace(node, **change) for node in free.nodes)
+    result = solve(replace(free, versions=versions, nodes=nodes))
+    assert result.status == "infeasible"
+    assert result.reasons[0].startswith(binds), result.reasons
+    assert result.reasons[1].startswith("feasible with nodes")
+
+
+def test_who_is_never_there_is_not_counted_on(example: Path) -> None:
+    """Also where the fleet is too large to list its node sets."""
+    problem = Problem.load(example)
+    copies = tuple(
+        replace(node, name=f"{node.name} {k}", available=() if k % 2 else None)
+        for k in range(4)
+        for node in problem.nodes
+    )
+    result = solve(replace(problem, nodes=copies), 0.05)
+    assert result.plan is not None
+    assert verify(result.problem.to_dict(), result.to_dict()).ok
+    nobody = replace(problem, nodes=tuple(replace(node, available=()) for node in copies))
+    assert solve(nobody).status == "infeasible"
 
 
 def test_baselines_are_never_better(feasible: list[Problem], example: Path) -> None:
