@@ -12,8 +12,10 @@ from generator import small_problem
 
 import takifugu
 from takifugu.errors import UsageError
+from takifugu.plan import pareto
 from takifugu.plan.baselines import BASELINES, run_baselines
 from takifugu.plan.pareto import front
+from takifugu.plan.plan import Plan
 from takifugu.plan.problem import Problem
 from takifugu.plan.robust import share_reached, solve_robust, worlds
 from takifugu.plan.solve import Solver, solve
@@ -254,6 +256,34 @@ def test_front_holds_the_optimum(feasible: list[Problem]) -> None:
                 q is not p and q.energy_j <= p.energy_j and q.time_s <= p.time_s and q.loss <= p.loss
                 for q in points
             )
+
+
+def test_front_gets_to_the_target_where_the_search_gives_up(
+    feasible: list[Problem], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pareto, "MOST_LABELS", 1)
+    problem = next(p for p in feasible if len((solve(p).plan or Plan((), 0, 0, 0)).rounds) >= 3)
+    assert any(p.loss <= problem.loss_limit and p.time_s <= problem.time_limit for p in front(problem))
+
+
+def test_front_without_time_is_empty(example: Path) -> None:
+    nodes = [replace(n, name=f"{n.name} {k}") for n in Problem.load(example).nodes for k in range(8)]
+    assert front(replace(Problem.load(example), nodes=tuple(nodes)), time_limit_s=1e-6) == []
+
+
+def test_interruption_ends_a_robust_solve(example: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = 0
+
+    def stop(self: Solver) -> None:
+        nonlocal begun
+        begun += 1
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Solver, "_ladder", stop)
+    result = solve_robust(Problem.load(example), 0.9)
+    assert begun == 1
+    assert result.stats["interrupted"]
+    assert result.status == "unknown"
 
 
 def test_robust_plan_holds_in_enough_samples(example: Path) -> None:
