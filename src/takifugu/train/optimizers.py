@@ -22,7 +22,7 @@ _FLAGS = frozenset({"nesterov", "amsgrad"})
 def check(table: Mapping[str, Any], where: str = "optimizer") -> None:
     """Raises `UsageError` unless the table is an optimizer that can be built."""
     kind = table.get("kind")
-    if kind not in _KINDS:
+    if not isinstance(kind, str) or kind not in _KINDS:
         known = ", ".join(_KINDS)
         raise UsageError(
             f"{where}.kind: {kind!r} is not known{near_misses(str(kind), _KINDS)}; one of {known}"
