@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -293,6 +294,41 @@ def test_a_damaged_folder_is_named(capsys, easy: Path, tmp_path: Path) -> None:
     code, _, err = takifugu(capsys, "run", easy, "--out", out, "--resume")
     assert code == Exit.USAGE
     assert "rounds.jsonl line 1: is damaged" in err
+
+
+def _lines(path: Path, change: Any) -> None:
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    for row in rows:
+        change(row)
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+
+
+def test_files_that_parse_but_lack_something_are_named(capsys, easy: Path, tmp_path: Path) -> None:
+    whole = tmp_path / "whole"
+    takifugu(capsys, "run", easy, "--out", whole)
+    cases: list[tuple[str, Any, bool]] = [
+        (
+            "run.json: 'versions' is missing",
+            lambda d: edited(d / "run.json", lambda h: h.pop("versions")),
+            True,
+        ),
+        ("result.json: 'reached' is missing", lambda d: (d / "result.json").write_text("{}"), True),
+        ("last line lacks 'total'", lambda d: _lines(d / "rounds.jsonl", lambda r: r.pop("total")), False),
+        (
+            "round 'x' is not a number",
+            lambda d: _lines(d / "events.jsonl", lambda r: r.update(round="x")),
+            False,
+        ),
+    ]
+    for number, (said, damage, done) in enumerate(cases):
+        out = tmp_path / f"damaged-{number}"
+        shutil.copytree(whole, out)
+        if not done:
+            (out / "result.json").unlink()
+        damage(out)
+        code, _, err = takifugu(capsys, "run", easy, "--out", out, "--resume")
+        assert code == Exit.USAGE
+        assert said in err
 
 
 ENDLESS = """

@@ -23,7 +23,7 @@ _STEPS = 8
 """Batches of a timed round: what a round costs beside its steps is not a step's cost."""
 
 
-_NEEDED = {"name": str, "train_flops_per_sample": (int, float)}
+_NEEDED: dict[str, type | tuple[type, ...]] = {"name": str, "train_flops_per_sample": (int, float)}
 """What is looked at of the file's versions, where it has some."""
 
 
