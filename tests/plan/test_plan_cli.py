@@ -96,6 +96,26 @@ def test_interrupted_is_exit_130_with_the_plan_saved(
     assert main(["plan", str(example), "--verify", str(saved)]) == Exit.OK
 
 
+def test_interrupted_while_it_explains_the_plan_is_saved_too(
+    example: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    begun, ladder = 0, Solver._ladder
+
+    def stop(self: Solver) -> None:
+        nonlocal begun
+        begun += 1
+        if begun > 1:
+            raise KeyboardInterrupt
+        ladder(self)
+
+    monkeypatch.setattr(Solver, "_ladder", stop)
+    monkeypatch.chdir(tmp_path)
+    assert main(["plan", str(example)]) == Exit.INTERRUPTED
+    assert begun == 2  # the first looser limit; no other is tried after it
+    assert "baselines" not in capsys.readouterr().out
+    assert main(["plan", str(example), "--verify", str(tmp_path / "plan.interrupted.json")]) == Exit.OK
+
+
 def test_front_schema_and_confidence(example: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "--schema"]) == Exit.OK
     assert "properties" in json.loads(capsys.readouterr().out)

@@ -14,6 +14,8 @@ import takifugu
 from takifugu.errors import UsageError
 from takifugu.plan import pareto
 from takifugu.plan.baselines import BASELINES, run_baselines
+from takifugu.plan.curves import Exponential
+from takifugu.plan.explanation import ends_of_rounds, timeline
 from takifugu.plan.pareto import front
 from takifugu.plan.plan import Plan
 from takifugu.plan.problem import Problem
@@ -106,6 +108,21 @@ def test_interruption_keeps_the_best_plan(example: Path, monkeypatch: pytest.Mon
     assert result.stats["interrupted"]
     assert result.status in ("feasible", "within_tolerance")
     assert verify(result.problem.to_dict(), result.to_dict()).ok
+
+
+def test_waiting_is_not_shown_as_training() -> None:
+    """Nodes that are away from 100 s to 900 s of 1000: the timeline has a hole there, and the table an end."""
+    windows = ((0.0, 100.0), (900.0, 1000.0))
+    problem = replace(_two_speeds(), deadline_s=1000.0, max_rounds=None)
+    (node, _), (version,) = problem.nodes, problem.versions
+    slow = replace(node, flops_per_s=1.2e9, available=windows)  # a round takes 83 s
+    again = replace(problem, nodes=(slow,), versions=(replace(version, curve=Exponential(0.1, 0, 0, 0.8)),))
+    plan = solve(again).plan
+    assert plan is not None
+    assert [row.start_s for row in plan.rounds] == [0.0, 900.0]
+    first, _ = timeline(again, plan, width=10)
+    assert first == "dense |=        =|"
+    assert ends_of_rounds(again, plan) == pytest.approx([100 / 1.2, 900 + 100 / 1.2], rel=1e-4)
 
 
 def test_wrong_tolerance(example: Path) -> None:

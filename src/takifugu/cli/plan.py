@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from takifugu.plan.problem import Problem
 
 
+INTERRUPTED = Path("plan.interrupted.json")
+"""Where a plan is kept that was interrupted and has no file of its own."""
+
+
 def plan(
     problem: Annotated[Path | None, typer.Argument(help="A problem file (TOML).")] = None,
     tolerance: Annotated[float, typer.Option(help="Stop when the gap is proven to be below this.")] = 0.01,
@@ -73,11 +77,15 @@ def _solve(
     else:
         result = solve_robust(problem, confidence, tolerance, time_limit, progress=_say)
     interrupted = bool(result.stats.get("interrupted"))
-    if interrupted and output is None and result.plan is not None:
-        output = Path("plan.interrupted.json")
+
+    def keep(path: Path) -> None:
+        _write(path, result.to_dict())
+        _say(f"wrote {path}")
+
     if output is not None:
-        _write(output, result.to_dict())
-        _say(f"wrote {output}")
+        keep(output)
+    elif interrupted and result.plan is not None:
+        keep(INTERRUPTED)
     if as_json:
         typer.echo(_text(result.to_dict()), nl=False)
     else:
@@ -86,8 +94,13 @@ def _solve(
         if not interrupted and result.plan is not None:
             if "share" in result.stats:
                 typer.echo(f"reaches the loss in {result.stats['share'] * 100:.4g}% of the samples")
-            for line in explanation(result, time_limit) if not brief else ():
-                typer.echo(line)
+            try:
+                for line in explanation(result, time_limit) if not brief else ():
+                    typer.echo(line)
+            except KeyboardInterrupt:
+                interrupted = True
+                if output is None:
+                    keep(INTERRUPTED)
     if interrupted:
         return Exit.INTERRUPTED
     codes = {"infeasible": Exit.INFEASIBLE, "unknown": Exit.FAILED}
