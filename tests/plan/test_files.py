@@ -11,6 +11,7 @@ from generator import small_problem
 
 from takifugu.errors import ProblemError
 from takifugu.plan.files import schema
+from takifugu.plan.plan import read_plan
 from takifugu.plan.problem import Problem
 
 
@@ -222,6 +223,22 @@ def test_what_is_there_twice_is_refused(tmp_path: Path) -> None:
     (tmp_path / "p.json").write_text(json.dumps({**data, "nodes_file": "fleet.csv"}))
     with pytest.raises(ProblemError, match=r"fleet.csv: has 2 columns 'samples'; keep one"):
         Problem.load(tmp_path / "p.json")
+
+
+def test_files_nested_without_end_are_refused(tmp_path: Path) -> None:
+    deep = "[" * 100_000
+    for name, text in (("p.json", deep), ("p.toml", f"a = {deep}")):
+        (tmp_path / name).write_text(text)
+        with pytest.raises(ProblemError, match="is not valid"):
+            Problem.load(tmp_path / name)
+    with pytest.raises(ProblemError, match="is not valid JSON"):
+        read_plan(tmp_path / "p.json")
+    data = {**small_problem(3), "nodes_file": "fleet.csv"}
+    del data["nodes"]
+    (tmp_path / "q.json").write_text(json.dumps(data))
+    (tmp_path / "fleet.csv").write_text(f"name,labels\na,{deep}\n")
+    with pytest.raises(ProblemError, match="fleet.csv line 2: labels: must be a list"):
+        Problem.load(tmp_path / "q.json")
 
 
 def test_schema_names_every_field() -> None:

@@ -173,7 +173,7 @@ def load(path: str | Path) -> Problem:
     try:
         is_json = path.suffix == ".json"
         data = json.loads(text, object_pairs_hook=_without_twins) if is_json else tomllib.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         kind = "JSON" if path.suffix == ".json" else "TOML"
         raise ProblemError([f"{path}: is not valid {kind} ({error}); mend the syntax there"]) from None
     if not isinstance(data, dict):
@@ -260,7 +260,7 @@ def _cell(column: str, text: str) -> Any:
         return text.strip()
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
     if column in _WHOLE_COLUMNS and isinstance(value, float) and value.is_integer():
         return int(value)  # spreadsheets write 6000.0
