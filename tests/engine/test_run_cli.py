@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -117,6 +119,13 @@ def test_a_target_met_at_the_start_is_nothing_to_do(capsys, tmp_path: Path) -> N
     assert "target met" in err
 
 
+def test_a_plan_with_a_mark_in_front_is_read(capsys, plan: Path, tmp_path: Path) -> None:
+    """Editors on Windows write one."""
+    plan.write_text(plan.read_text(encoding="utf-8"), encoding="utf-8-sig")
+    code, _, err = takifugu(capsys, "run", plan, "--out", tmp_path / "run", *EXACT)
+    assert code == Exit.OK, err
+
+
 def test_infeasible_is_exit_3(capsys, tmp_path: Path) -> None:
     path = small_fleet.write_problem(tmp_path, small_fleet.problem_dict(target={"deadline_s": 0.5}))
     code, _, err = takifugu(capsys, "run", path, "--out", tmp_path / "run")
@@ -156,9 +165,24 @@ def _nobody(data: dict[str, Any]) -> None:
     data["rounds"][0]["nodes"] = {}
 
 
+def _version_list(data: dict[str, Any]) -> None:
+    data["rounds"][0]["version"] = ["dense"]
+
+
+def _no_number(data: dict[str, Any]) -> None:
+    data["energy_j"] = float("nan")
+
+
+def _beyond_numbers(data: dict[str, Any]) -> None:
+    data["time_s"] = 10**400
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
+        (_version_list, "round 1: the problem has no version ['dense']"),
+        (_no_number, "says energy_j = nan, its rounds give"),
+        (_beyond_numbers, "it was changed, plan again"),
         (_other_version, "round 1: the problem has no version 'r0.26'; did you mean 'r0.25'?"),
         (_other_node, "round 1: the problem has no node 'node-9'"),
         (_too_many, "node 'node-0' cannot use 9999 of 120 samples"),
@@ -272,6 +296,41 @@ def test_a_damaged_folder_is_named(capsys, easy: Path, tmp_path: Path) -> None:
     assert "rounds.jsonl line 1: is damaged" in err
 
 
+def _lines(path: Path, change: Any) -> None:
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    for row in rows:
+        change(row)
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+
+
+def test_files_that_parse_but_lack_something_are_named(capsys, easy: Path, tmp_path: Path) -> None:
+    whole = tmp_path / "whole"
+    takifugu(capsys, "run", easy, "--out", whole)
+    cases: list[tuple[str, Any, bool]] = [
+        (
+            "run.json: 'versions' is missing",
+            lambda d: edited(d / "run.json", lambda h: h.pop("versions")),
+            True,
+        ),
+        ("result.json: 'reached' is missing", lambda d: (d / "result.json").write_text("{}"), True),
+        ("last line lacks 'total'", lambda d: _lines(d / "rounds.jsonl", lambda r: r.pop("total")), False),
+        (
+            "round 'x' is not a number",
+            lambda d: _lines(d / "events.jsonl", lambda r: r.update(round="x")),
+            False,
+        ),
+    ]
+    for number, (said, damage, done) in enumerate(cases):
+        out = tmp_path / f"damaged-{number}"
+        shutil.copytree(whole, out)
+        if not done:
+            (out / "result.json").unlink()
+        damage(out)
+        code, _, err = takifugu(capsys, "run", easy, "--out", out, "--resume")
+        assert code == Exit.USAGE
+        assert said in err
+
+
 ENDLESS = """
 import signal
 import sys
@@ -288,7 +347,7 @@ sys.exit(main({arguments!r}))
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
 def test_interrupted_it_keeps_what_is_done_and_says_how_to_go_on(tmp_path: Path, how: signal.Signals) -> None:
     data = small_fleet.problem_dict(target={"loss": 0.001, "deadline_s": 1e7})
-    path, out = small_fleet.write_problem(tmp_path, data), tmp_path / "run"
+    path, out = small_fleet.write_problem(tmp_path / "my fleet", data), tmp_path / "a run"
     only = ("--only", "no-compression-all-nodes")
     arguments = ["run", str(path), "--out", str(out), *only]
     code = ENDLESS.format(tests=str(Path(__file__).parent), arguments=arguments)
@@ -298,7 +357,13 @@ def test_interrupted_it_keeps_what_is_done_and_says_how_to_go_on(tmp_path: Path,
         process.send_signal(how)
         rest = process.stderr.read()
     assert process.returncode == Exit.INTERRUPTED
-    assert "--resume" in rest
+    # The very command, but for the interpreter; a name with a space in it stays one word.
+    advice = next(line for line in rest.splitlines() if "go on with: " in line).split("go on with: ")[1]
+    words = shlex.split(advice)
+    assert words[:3] == ["takifugu", "run", str(path)]
+    assert words[words.index("--only") + 1] == only[1]
+    assert words[words.index("--out") + 1] == str(out)
+    assert words[-1] == "--resume"
     folder = out / "baselines" / "no-compression-all-nodes"
     rows = (folder / "rounds.jsonl").read_text().splitlines()
     assert rows

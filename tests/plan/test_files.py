@@ -1,5 +1,6 @@
 """Problem files: what is read, and what each mistake says."""
 
+import datetime
 import json
 import tomllib
 from pathlib import Path
@@ -10,6 +11,7 @@ from generator import small_problem
 
 from takifugu.errors import ProblemError
 from takifugu.plan.files import schema
+from takifugu.plan.plan import read_plan
 from takifugu.plan.problem import Problem
 
 
@@ -102,6 +104,24 @@ NAN = float("nan")
             "switches[0].to: is missing; add the name of a version",
         ),
         (setting("nodes_file", value="x.csv"), "nodes_file: given together with [[nodes]]"),
+        (setting("nodes", 0, "samples", value=10**30), "nodes[0].samples: must be less than or equal to"),
+        (
+            setting("nodes", 0, "available", value=[[0, 10**400]]),
+            "nodes[0].available[0][1]: must be a number",
+        ),
+        (
+            setting("nodes", 0, "joules_per_flop", value=1e300),
+            "nodes[0].joules_per_flop: 1e+300 is out of all proportion; check its unit",
+        ),
+        (
+            setting("nodes", 0, "flops_per_s", value=1e-300),
+            "nodes[0].flops_per_s: 1e-300 is out of all proportion; check its unit",
+        ),
+        (setting("workload", value={"a": {"b": [NAN]}}), "workload.a.b[0]: nan has no form in a plan file"),
+        (
+            setting("workload", value={"day": datetime.date(2020, 1, 1)}),
+            "workload.day: datetime.date(2020, 1, 1) has no form in a plan file",
+        ),
     ],
 )
 def test_each_mistake_names_its_place_and_its_fix(change: Any, message: str) -> None:
@@ -185,6 +205,40 @@ def test_files_that_are_none(tmp_path: Path) -> None:
     (tmp_path / "bad.toml").write_text("a = = 1")
     with pytest.raises(ProblemError, match="is not valid TOML"):
         Problem.load(tmp_path / "bad.toml")
+
+
+def test_marks_and_line_ends_of_other_systems_are_read(tmp_path: Path, example: Path) -> None:
+    text = "\ufeff" + example.read_text().replace("\n", "\r\n")
+    (tmp_path / "p.toml").write_text(text, encoding="utf-8", newline="")
+    assert Problem.load(tmp_path / "p.toml") == Problem.load(example)
+
+
+def test_what_is_there_twice_is_refused(tmp_path: Path) -> None:
+    data = small_problem(3)
+    (tmp_path / "p.json").write_text(json.dumps(data).replace('"target": {', '"target": {"loss": 0.1, ', 1))
+    with pytest.raises(ProblemError, match="the key 'loss' is there twice"):
+        Problem.load(tmp_path / "p.json")
+    del data["nodes"]
+    (tmp_path / "fleet.csv").write_text("name,samples,samples\na,5,6\n")
+    (tmp_path / "p.json").write_text(json.dumps({**data, "nodes_file": "fleet.csv"}))
+    with pytest.raises(ProblemError, match=r"fleet.csv: has 2 columns 'samples'; keep one"):
+        Problem.load(tmp_path / "p.json")
+
+
+def test_files_nested_without_end_are_refused(tmp_path: Path) -> None:
+    deep = "[" * 100_000
+    for name, text in (("p.json", deep), ("p.toml", f"a = {deep}")):
+        (tmp_path / name).write_text(text)
+        with pytest.raises(ProblemError, match="is not valid"):
+            Problem.load(tmp_path / name)
+    with pytest.raises(ProblemError, match="is not valid JSON"):
+        read_plan(tmp_path / "p.json")
+    data = {**small_problem(3), "nodes_file": "fleet.csv"}
+    del data["nodes"]
+    (tmp_path / "q.json").write_text(json.dumps(data))
+    (tmp_path / "fleet.csv").write_text(f"name,labels\na,{deep}\n")
+    with pytest.raises(ProblemError, match="fleet.csv line 2: labels: must be a list"):
+        Problem.load(tmp_path / "q.json")
 
 
 def test_schema_names_every_field() -> None:

@@ -1,6 +1,8 @@
 """`takifugu plan`, in-process: what goes where, and with which exit code."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -94,6 +96,26 @@ def test_interrupted_is_exit_130_with_the_plan_saved(
     assert main(["plan", str(example), "--verify", str(saved)]) == Exit.OK
 
 
+def test_interrupted_while_it_explains_the_plan_is_saved_too(
+    example: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    begun, ladder = 0, Solver._ladder
+
+    def stop(self: Solver) -> None:
+        nonlocal begun
+        begun += 1
+        if begun > 1:
+            raise KeyboardInterrupt
+        ladder(self)
+
+    monkeypatch.setattr(Solver, "_ladder", stop)
+    monkeypatch.chdir(tmp_path)
+    assert main(["plan", str(example)]) == Exit.INTERRUPTED
+    assert begun == 2  # the first looser limit; no other is tried after it
+    assert "baselines" not in capsys.readouterr().out
+    assert main(["plan", str(example), "--verify", str(tmp_path / "plan.interrupted.json")]) == Exit.OK
+
+
 def test_front_schema_and_confidence(example: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "--schema"]) == Exit.OK
     assert "properties" in json.loads(capsys.readouterr().out)
@@ -102,3 +124,45 @@ def test_front_schema_and_confidence(example: Path, capsys: pytest.CaptureFixtur
     assert len(points) >= 10
     assert main(["plan", str(example), "--confidence", "1.0", "--tolerance", "0.05", "--brief"]) == Exit.OK
     assert "reaches the loss in 100% of the samples" in capsys.readouterr().out
+
+
+def test_the_verdict_as_json(example: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "plan.json"
+    assert main(["plan", str(example), "--brief", "-o", str(out)]) == Exit.OK
+    plan = json.loads(out.read_text())
+    capsys.readouterr()
+    assert main(["plan", str(example), "--verify", str(out), "--json"]) == Exit.OK
+    verdict = json.loads(capsys.readouterr().out)
+    assert verdict["ok"] is True
+    assert verdict["energy_j"] == pytest.approx(plan["energy_j"])
+    for change in ({"energy_j": 1.0}, {"status": "infeasible"}):
+        out.write_text(json.dumps({**plan, **change}))
+        assert main(["plan", str(example), "--verify", str(out), "--json"]) == Exit.FAILED
+        verdict = json.loads(capsys.readouterr().out)
+        assert verdict["ok"] is False
+        assert verdict["complaints"]
+
+
+def test_an_output_that_cannot_be_is_told_before_planning(
+    example: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Solver, "run", lambda *_: pytest.fail("it planned first"))
+    for output in (tmp_path, tmp_path / "absent" / "plan.json"):
+        assert main(["plan", str(example), "-o", str(output)]) == Exit.USAGE
+        assert "choose another -o" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_full_disk_under_stdout_is_told() -> None:
+    code = "from takifugu.cli import entry; entry()"
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", code, "plan", "--schema"],
+            check=False,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    assert done.returncode == Exit.FAILED
+    assert "No space left on device" in done.stderr
+    assert "Traceback" not in done.stderr

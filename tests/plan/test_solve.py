@@ -1,8 +1,10 @@
 """Solving: statuses, certificates, limits, determinism, and what relaxing a limit does."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,8 +12,12 @@ from generator import small_problem
 
 import takifugu
 from takifugu.errors import UsageError
+from takifugu.plan import pareto
 from takifugu.plan.baselines import BASELINES, run_baselines
+from takifugu.plan.curves import Exponential
+from takifugu.plan.explanation import ends_of_rounds, timeline
 from takifugu.plan.pareto import front
+from takifugu.plan.plan import Plan
 from takifugu.plan.problem import Problem
 from takifugu.plan.robust import share_reached, solve_robust, worlds
 from takifugu.plan.solve import Solver, solve
@@ -104,6 +110,21 @@ def test_interruption_keeps_the_best_plan(example: Path, monkeypatch: pytest.Mon
     assert verify(result.problem.to_dict(), result.to_dict()).ok
 
 
+def test_waiting_is_not_shown_as_training() -> None:
+    """Nodes that are away from 100 s to 900 s of 1000: the timeline has a hole there, and the table an end."""
+    windows = ((0.0, 100.0), (900.0, 1000.0))
+    problem = replace(_two_speeds(), deadline_s=1000.0, max_rounds=None)
+    (node, _), (version,) = problem.nodes, problem.versions
+    slow = replace(node, flops_per_s=1.2e9, available=windows)  # a round takes 83 s
+    again = replace(problem, nodes=(slow,), versions=(replace(version, curve=Exponential(0.1, 0, 0, 0.8)),))
+    plan = solve(again).plan
+    assert plan is not None
+    assert [row.start_s for row in plan.rounds] == [0.0, 900.0]
+    first, _ = timeline(again, plan, width=10)
+    assert first == "dense |=        =|"
+    assert ends_of_rounds(again, plan) == pytest.approx([100 / 1.2, 900 + 100 / 1.2], rel=1e-4)
+
+
 def test_wrong_tolerance(example: Path) -> None:
     with pytest.raises(UsageError, match="tolerance 2 is not between 0 and 1"):
         solve(Problem.load(example), 2.0)
@@ -136,6 +157,95 @@ def test_infeasible_by_rounds_and_by_loss(example: Path) -> None:
     assert any("the loss binds" in r for r in hopeless.reasons)
 
 
+def _advised(reasons: tuple[str, ...], pattern: str) -> float:
+    found = [re.search(pattern, reason) for reason in reasons]
+    return next(float(m[1]) for m in found if m)
+
+
+@pytest.mark.parametrize("deadline_s", [500.0, 700.0])
+def test_advice_is_enough_as_it_is_printed(example: Path, deadline_s: float) -> None:
+    problem = replace(Problem.load(example), deadline_s=deadline_s)
+    reasons = solve(problem).reasons
+    later = _advised(reasons, r"feasible with deadline .*\(([\d.]+) s\)")
+    more = _advised(reasons, r"feasible with deadline \+([\d.]+) min")
+    for enough in (later, deadline_s + 60 * more):
+        assert solve(replace(problem, deadline_s=enough), 0.5).plan is not None
+    loss = _advised(reasons, r"feasible with loss ([\d.]+)")
+    assert solve(replace(problem, target_loss=loss), 0.5).plan is not None
+
+
+def _two_speeds() -> Problem:
+    """Many quick rounds of one node are sooner there than a few rounds of both."""
+    node = {
+        "joules_per_flop": 1e-11,
+        "up_bytes_per_s": 1e9,
+        "down_bytes_per_s": 1e9,
+        "latency_s": 0.0,
+        "joules_per_byte": 0.0,
+    }
+    return Problem.from_dict(
+        {
+            "format": 1,
+            "target": {"loss": 0.5, "deadline_s": 1e6, "max_rounds": 2},
+            "start": {"version": "dense", "loss": 2.0},
+            "versions": [
+                {
+                    "name": "dense",
+                    "train_flops_per_sample": 1e9,
+                    "payload_bytes": 1e3,
+                    "curve": {"kind": "exponential", "floor": 0.1, "rate": 0.5},
+                }
+            ],
+            "nodes": [
+                {"name": "quick", "flops_per_s": 1e12, "samples": 100, **node},
+                {"name": "slow", "flops_per_s": 1e9, "samples": 100, **node},
+            ],
+        }
+    )
+
+
+def test_the_advised_round_cap_is_the_smallest() -> None:
+    problem = _two_speeds()
+    result = solve(problem)
+    assert result.status == "infeasible"
+    cap = int(_advised(result.reasons, r"feasible with max_rounds = (\d+)"))
+    assert solve(replace(problem, max_rounds=cap)).plan is not None
+    assert solve(replace(problem, max_rounds=cap - 1)).status == "infeasible"
+
+
+@pytest.mark.parametrize(
+    ("change", "binds"),
+    [
+        ({"available": ((0.0, 0.01),)}, "the windows bind"),
+        ({"available": ()}, "the windows bind"),
+        ({"memory_bytes": 5.0}, "the memory binds"),
+    ],
+)
+def test_what_keeps_nodes_away_is_named(change: dict[str, Any], binds: str) -> None:
+    free = replace(_two_speeds(), max_rounds=None)
+    versions = tuple(replace(v, memory_bytes=10.0) for v in free.versions)
+    nodes = tuple(replace(node, **change) for node in free.nodes)
+    result = solve(replace(free, versions=versions, nodes=nodes))
+    assert result.status == "infeasible"
+    assert result.reasons[0].startswith(binds), result.reasons
+    assert result.reasons[1].startswith("feasible with nodes")
+
+
+def test_who_is_never_there_is_not_counted_on(example: Path) -> None:
+    """Also where the fleet is too large to list its node sets."""
+    problem = Problem.load(example)
+    copies = tuple(
+        replace(node, name=f"{node.name} {k}", available=() if k % 2 else None)
+        for k in range(4)
+        for node in problem.nodes
+    )
+    result = solve(replace(problem, nodes=copies), 0.05)
+    assert result.plan is not None
+    assert verify(result.problem.to_dict(), result.to_dict()).ok
+    nobody = replace(problem, nodes=tuple(replace(node, available=()) for node in copies))
+    assert solve(nobody).status == "infeasible"
+
+
 def test_baselines_are_never_better(feasible: list[Problem], example: Path) -> None:
     seen = 0
     for problem in [*feasible[:15], Problem.load(example)]:
@@ -163,6 +273,34 @@ def test_front_holds_the_optimum(feasible: list[Problem]) -> None:
                 q is not p and q.energy_j <= p.energy_j and q.time_s <= p.time_s and q.loss <= p.loss
                 for q in points
             )
+
+
+def test_front_gets_to_the_target_where_the_search_gives_up(
+    feasible: list[Problem], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pareto, "MOST_LABELS", 1)
+    problem = next(p for p in feasible if len((solve(p).plan or Plan((), 0, 0, 0)).rounds) >= 3)
+    assert any(p.loss <= problem.loss_limit and p.time_s <= problem.time_limit for p in front(problem))
+
+
+def test_front_without_time_is_empty(example: Path) -> None:
+    nodes = [replace(n, name=f"{n.name} {k}") for n in Problem.load(example).nodes for k in range(8)]
+    assert front(replace(Problem.load(example), nodes=tuple(nodes)), time_limit_s=1e-6) == []
+
+
+def test_interruption_ends_a_robust_solve(example: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = 0
+
+    def stop(self: Solver) -> None:
+        nonlocal begun
+        begun += 1
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Solver, "_ladder", stop)
+    result = solve_robust(Problem.load(example), 0.9)
+    assert begun == 1
+    assert result.stats["interrupted"]
+    assert result.status == "unknown"
 
 
 def test_robust_plan_holds_in_enough_samples(example: Path) -> None:

@@ -45,6 +45,7 @@ def lies() -> dict[str, Any]:
         "cannot use": lambda p: first(p).update(nodes={next(iter(first(p)["nodes"])): 10**6}),
         "lower_bound_j": lambda p: p.update(lower_bound_j=p["energy_j"] * 2),
         "gap is given": lambda p: p.update(gap=0.5),
+        "status is optimal": lambda p: p.update(status="optimal", lower_bound_j=0.9 * p["energy_j"], gap=0.1),
     }
 
 
@@ -52,6 +53,36 @@ def lies() -> dict[str, Any]:
 def test_lies_are_caught(solved: tuple[dict[str, Any], dict[str, Any]], complaint: str) -> None:
     plan = copy.deepcopy(solved[1])
     lies()[complaint](plan)
+    verdict = verify(solved[0], plan)
+    assert not verdict.ok
+    assert any(complaint in c for c in verdict.complaints), verdict.complaints
+
+
+def _first_nodes(amount: Any) -> Any:
+    def change(plan: dict[str, Any]) -> None:
+        row = plan["rounds"][0]
+        row["nodes"] = dict.fromkeys(row["nodes"], amount)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (lambda p: p.update(rounds=[1]), "round 1: is 1, not a table"),
+        (lambda p: p.update(rounds=[None]), "round 1: is None, not a table"),
+        (lambda p: p["rounds"][0].update(version=["v0"]), "there is no version ['v0']"),
+        *((_first_nodes(a), f"cannot use {a!r} of its") for a in ("1", None, [1], 0, -1, True, 10**400)),
+        (lambda p: p.update(energy_j=10**400), "energy_j is given"),
+        (lambda p: p.update(lower_bound_j=10**400), "lower_bound_j"),
+        (lambda p: p.update(gap=10**400), "gap is given"),
+    ],
+)
+def test_damaged_plans_are_refused_not_crashed_on(
+    solved: tuple[dict[str, Any], dict[str, Any]], change: Any, complaint: str
+) -> None:
+    plan = copy.deepcopy(solved[1])
+    change(plan)
     verdict = verify(solved[0], plan)
     assert not verdict.ok
     assert any(complaint in c for c in verdict.complaints), verdict.complaints

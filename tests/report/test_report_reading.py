@@ -101,6 +101,27 @@ def test_half_a_line_in_a_finished_run_is_damage(folder: Path) -> None:
         ("run.json", "takifugu.run/1", "takifugu.run/9", r"format is 'takifugu.run/9', not 'takifugu.run/1'"),
         ("problem.json", '"deadline_s"', '"dead"', r"problem\.json, 'target': 'deadline_s' is missing"),
         ("problem.json", '"flops_per_s"', '"flops"', r"nodes\[0\]: 'flops_per_s' is missing"),
+        (
+            "problem.json",
+            '"flops_per_s": ',
+            '"flops_per_s": 0, "f": ',
+            r"'flops_per_s' must be above 0, is 0",
+        ),
+        (
+            "problem.json",
+            '"idle_watts": ',
+            '"idle_watts": "x", "i": ',
+            r"'idle_watts' must be a number",
+        ),
+        (
+            "problem.json",
+            '"flops_per_s": ',
+            '"samples_per_s": 3, "flops_per_s": ',
+            r"'samples_per_s' must be",
+        ),
+        ("problem.json", '"switches": ', '"switches": 3, "s": ', r"problem\.json: 'switches' must be a list"),
+        ("plan.json", '"nodes": {', '"nodes": {}, "n": {', r"rounds\[0\], 'nodes': no node takes part"),
+        ("plan.json", '"energy_j": ', f'"energy_j": {10**400}, "e": ', r"'energy_j' must be a number"),
         ("plan.json", '"start_s"', '"starts"', r"plan\.json, rounds\[0\]: 'start_s' is missing"),
     ],
 )

@@ -267,6 +267,16 @@ def test_json(draft: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         (("format = 1", "format = 1\nthing = 2"), "thing"),
         (("format = 1", "format = ="), "not valid TOML"),
         (("[workload]", "[work]"), "there is no [workload]"),
+        (
+            ("parts = 2", 'parts = 2\nlabel_weight = "high"'),
+            "data.label_weight: must be a number, got 'high'",
+        ),
+        (
+            ("parts = 2", "parts = 2\nlabel_weight = 5.0"),
+            "data.label_weight: must be less than or equal to 1",
+        ),
+        (("format = 1", "format = 1\nstart = 3"), "start: is not a table; write [start]"),
+        (("[data]", '[start]\nversion = ["dense"]\n[data]'), "there is no version ['dense']"),
     ],
 )
 def test_mistakes_are_found_before_the_pilots(
@@ -357,6 +367,24 @@ def _shares(histograms: list[list[int]]) -> dict[str, Samples]:
         labels = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
         found[f"n{index}"] = Samples(torch.zeros(len(labels), 1), labels)
     return found
+
+
+def test_a_node_is_not_given_what_no_problem_may_hold(
+    draft: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for option in ("--latency-s", "--joules-per-byte"):
+        for value in ("-1", "nan", "inf"):
+            assert main(["profile", "node", str(draft), "--budget-s", "0.01", option, value]) == Exit.USAGE
+            assert f"{option} {value} is not 0 or above" in capsys.readouterr().err
+    text = draft.read_text()
+    for versions, message in [
+        ("versions = 3", "versions: is not a list of tables"),
+        ('versions = [{ name = "dense", train_flops_per_sample = "x" }]', "versions: each needs a name"),
+        ('versions = [{ name = "dense", train_flops_per_sample = 1.0, structure = 3 }]', "3 is not a path"),
+    ]:
+        draft.write_text(text.replace("format = 1", f"format = 1\n{versions}"))
+        assert main(["profile", "node", str(draft), "--budget-s", "0.01"]) == Exit.USAGE
+        assert message in capsys.readouterr().err
 
 
 def test_subsets_have_about_the_amounts_and_say_how_balanced_they_are() -> None:

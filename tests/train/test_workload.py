@@ -219,6 +219,13 @@ def test_files_of_the_nodes(tmp_path: Path) -> None:
         ({"partition": {"kind": "iid", "alpha": 1}}, "partition.alpha: iid has no such option"),
         ({"partition": {"kind": "writers"}}, "needs data = 'mnist'"),
         ({"partition": {"kind": "files"}}, "partition.pattern"),
+        ({"partition": {"kind": ["iid"]}}, r"partition.kind: \['iid'\] is not known"),
+        (
+            {"partition": {"kind": "files", "pattern": "{name}.npz", "validation": 3}},
+            "partition.validation: 3 is not a path",
+        ),
+        ({"optimizer": {"kind": ["sgd"], "lr": 0.1}}, r"workload.optimizer.kind: \['sgd'\] is not known"),
+        ({"seed": 2**70}, "workload.seed: 1180591620717411303424 is not between"),
         ({"optimizer": {"kind": "sgd"}}, "workload.optimizer.lr: is missing"),
         ({"low_rank": "a"}, "workload.low_rank: 'a' is not a list"),
         ({"seed": -1}, "workload.seed: -1"),
@@ -229,6 +236,11 @@ def test_files_of_the_nodes(tmp_path: Path) -> None:
 def test_wrong_tables(change: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         Workload.from_dict({**TABLE, **change})
+
+
+def test_own_data_that_wants_arguments_is_told() -> None:
+    with pytest.raises(DataError, match=r"'json:dumps' cannot be called: dumps\(\) missing"):
+        Workload.from_dict({**TABLE, "data": "json:dumps"}).load()
 
 
 def test_what_is_missing() -> None:

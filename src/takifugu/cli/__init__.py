@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from enum import IntEnum
 from typing import Any
 
@@ -47,12 +48,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         code = _say(f"error: {error}", Exit.USAGE)
     except BrokenPipeError:
-        # The reader (head, a pager) left. Python would complain again while flushing at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_stdout()  # the reader (head, a pager) left
         code = Exit.FAILED
+    except OSError as error:
+        # Files have messages of their own; what is left is, for one, a full disk under stdout.
+        if os.environ.get("TAKIFUGU_TRACEBACK"):
+            raise
+        _drop_stdout()
+        code = _say(f"error: {error}", Exit.FAILED)
     if code == Exit.INTERRUPTED:
         _say("interrupted", Exit.INTERRUPTED)
     return code
+
+
+def _drop_stdout() -> None:
+    """Python would complain again while flushing at exit."""
+    with suppress(OSError, ValueError):  # a stdout without a file, as in tests
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _say(message: str, code: Exit) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,11 +14,17 @@ if TYPE_CHECKING:
     from takifugu.plan.problem import Problem
 
 
+INTERRUPTED = Path("plan.interrupted.json")
+"""Where a plan is kept that was interrupted and has no file of its own."""
+
+
 def plan(
     problem: Annotated[Path | None, typer.Argument(help="A problem file (TOML).")] = None,
     tolerance: Annotated[float, typer.Option(help="Stop when the gap is proven to be below this.")] = 0.01,
     time_limit: Annotated[float | None, typer.Option(help="Seconds; the best plan so far is kept.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the plan file to stdout.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the plan file (the front, the verdict) as JSON.")
+    ] = False,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the plan file here.")] = None,
     verify: Annotated[Path | None, typer.Option(help="Replay this plan and say yes or no.")] = None,
     pareto: Annotated[bool, typer.Option(help="The whole front of energy, time and loss.")] = False,
@@ -41,8 +48,11 @@ def plan(
     if time_limit is not None and not time_limit > 0:
         raise UsageError(f"--time-limit {time_limit:g} is not above 0; give seconds, or leave it out")
     loaded = Problem.load(problem)
+    if output is not None and (output.is_dir() or not output.parent.is_dir()):
+        # Told before the planning, which may take long.
+        raise UsageError(f"{output}: is a folder, or lies in none; choose another -o")
     if verify is not None:
-        return _verify(loaded, verify)
+        return _verify(loaded, verify, as_json)
     if pareto:
         return _pareto(loaded, time_limit, as_json, output)
     return _solve(loaded, tolerance, time_limit, as_json, output, confidence, brief)
@@ -67,11 +77,15 @@ def _solve(
     else:
         result = solve_robust(problem, confidence, tolerance, time_limit, progress=_say)
     interrupted = bool(result.stats.get("interrupted"))
-    if interrupted and output is None and result.plan is not None:
-        output = Path("plan.interrupted.json")
+
+    def keep(path: Path) -> None:
+        _write(path, result.to_dict())
+        _say(f"wrote {path}")
+
     if output is not None:
-        _write(output, result.to_dict())
-        _say(f"wrote {output}")
+        keep(output)
+    elif interrupted and result.plan is not None:
+        keep(INTERRUPTED)
     if as_json:
         typer.echo(_text(result.to_dict()), nl=False)
     else:
@@ -80,15 +94,20 @@ def _solve(
         if not interrupted and result.plan is not None:
             if "share" in result.stats:
                 typer.echo(f"reaches the loss in {result.stats['share'] * 100:.4g}% of the samples")
-            for line in explanation(result, time_limit) if not brief else ():
-                typer.echo(line)
+            try:
+                for line in explanation(result, time_limit) if not brief else ():
+                    typer.echo(line)
+            except KeyboardInterrupt:
+                interrupted = True
+                if output is None:
+                    keep(INTERRUPTED)
     if interrupted:
         return Exit.INTERRUPTED
     codes = {"infeasible": Exit.INFEASIBLE, "unknown": Exit.FAILED}
     return codes.get(result.status, Exit.OK)
 
 
-def _verify(problem: Problem, path: Path) -> int:
+def _verify(problem: Problem, path: Path, as_json: bool) -> int:
     from takifugu.cli import Exit
     from takifugu.plan.plan import read_plan
     from takifugu.plan.verify import verify
@@ -98,9 +117,13 @@ def _verify(problem: Problem, path: Path) -> int:
     if sha is not None and sha != problem.sha256:
         _say("note: the plan was made for another problem (problem_sha256 differs)")
     if data.get("status") in ("infeasible", "unknown"):
-        typer.echo(f"no: the file holds no plan, its status is {data['status']}")
+        missing = f"the file holds no plan, its status is {data['status']}"
+        typer.echo(json.dumps({"ok": False, "complaints": [missing]}) if as_json else f"no: {missing}")
         return Exit.FAILED
     verdict = verify(problem.to_dict(), data)
+    if as_json:
+        typer.echo(_text(asdict(verdict)), nl=False)
+        return Exit.OK if verdict.ok else Exit.FAILED
     if verdict.ok:
         typer.echo(
             f"yes: {verdict.energy_j:,.6g} J, loss {verdict.loss:.6g} at {verdict.time_s:,.6g} s, as it says"

@@ -108,6 +108,9 @@ def node(
         ("--budget-s", budget_s),
     ):
         _positive(option, value)
+    for option, value in (("--latency-s", latency_s), ("--joules-per-byte", joules_per_byte)):
+        if not 0 <= value < float("inf"):
+            raise UsageError(f"{option} {value:g} is not 0 or above")
     found = measure_node(
         Draft.load(problem),
         name or platform.node() or "this-machine",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import signal
 import sys
 import threading
@@ -60,7 +61,10 @@ def run(
 
         check_how(averaging)
         options.append(f"--averaging {averaging}")
-    command = " ".join(["takifugu run", str(source), *options])
+    if data_dir is not None:
+        options.append(f"--data-dir {shlex.quote(str(data_dir))}")
+    command = " ".join(["takifugu run", shlex.quote(str(source)), *options])
+    same = command + (" --baselines" if baselines else "" if wanted is None else f" --only {wanted}")
     with terminable():
         try:
             problem, plan_file = _read(source, out if resume else None)
@@ -71,7 +75,7 @@ def run(
                 return policies
             results = _simulate(setting, policies, out, resume, command)
         except KeyboardInterrupt:
-            _say(f"every whole round is kept; go on with: {command} --out {out} --resume")
+            _say(f"every whole round is kept; go on with: {same} --out {shlex.quote(str(out))} --resume")
             return Exit.INTERRUPTED
     if as_json:
         report = {"format": "takifugu.results/1", "run": str(out), "results": results}
@@ -93,7 +97,8 @@ def _read(source: Path, resumed: Path | None) -> tuple[Problem, dict[str, Any] |
     from takifugu.plan.problem import Problem
 
     problem = Problem.load(source)
-    if source.suffix == ".json" and json.loads(source.read_text(encoding="utf-8")).get("format") == FORMAT:
+    text = source.read_text(encoding="utf-8-sig")
+    if source.suffix == ".json" and json.loads(text).get("format") == FORMAT:
         data = read_plan(source)
         if data.get("problem_sha256") != problem.sha256:
             raise ProblemError(

@@ -21,6 +21,11 @@ from takifugu.structure import Structure
 
 FORMAT = "takifugu.run/1"
 LOGS = ("rounds.jsonl", "nodes.jsonl", "events.jsonl")
+RESULT = (
+    *("reached", "loss", "time_s", "energy_j", "bytes", "rounds"),
+    *("planned_rounds", "deadline_met", "reason", "predicted"),
+)
+"""What `result.json` must say to be told again."""
 KEPT = 2
 """Checkpoints kept: the newest, and one to fall back to."""
 
@@ -80,6 +85,8 @@ class RunFolder:
         header = durable.read_json(path / "run.json")
         if header.get("format") != FORMAT:
             raise RunError(f"{path / 'run.json'}: format is not '{FORMAT}'; is it of a newer version?")
+        if not isinstance(header.get("versions"), dict):
+            raise RunError(f"{path / 'run.json'}: 'versions' is missing; put it back, or start anew")
         for name in ("problem.json", "plan.json"):
             durable.read_json(path / name)
         return cls(path, header)
@@ -140,7 +147,12 @@ class RunFolder:
 
     def result(self) -> Row | None:
         path = self.path / "result.json"
-        return durable.read_json(path) if path.exists() else None
+        if not path.exists():
+            return None
+        found = durable.read_json(path)
+        if missing := [name for name in RESULT if name not in found]:
+            raise RunError(f"{path}: {missing[0]!r} is missing; delete the file, and resume to write it anew")
+        return found
 
     def structure(self, id: str) -> Structure:
         path = self.path / "structures" / f"{id}.json"
@@ -203,7 +215,10 @@ class RunFolder:
         for log in ("nodes.jsonl", "events.jsonl"):
             path, end = self.path / log, 0
             for row, after in durable.lines(path):
-                if row.get("round", 0) > number:
+                place = row.get("round", 0)
+                if not isinstance(place, int):
+                    raise RunError(f"{path}: round {place!r} is not a number; put it back, or start anew")
+                if place > number:
                     break
                 end = after
             durable.truncate(path, end)

@@ -96,7 +96,9 @@ def from_file(problem: Problem, data: Mapping[str, Any], where: str = "the plan"
         )
     for key, value in (("energy_j", plan.energy_j), ("time_s", plan.time_s), ("loss", plan.loss)):
         claim = data.get(key)
-        if not isinstance(claim, int | float) or abs(claim - value) > _CLAIM_SLACK * max(abs(value), 1e-12):
+        # Not "off > slack", which nan never is; and Python compares whole numbers of any size with floats.
+        slack = _CLAIM_SLACK * max(abs(value), 1e-12)
+        if not isinstance(claim, int | float) or not value - slack <= claim <= value + slack:
             raise ProblemError(
                 [f"{where}: says {key} = {claim!r}, its rounds give {value:.9g}; it was changed, plan again"]
             )
@@ -131,7 +133,7 @@ def joined_by_others(problem: Problem, plan: Plan) -> Decision | None:
 def _decision(problem: Problem, row: Any, where: str) -> Decision:
     version, used = (row.get("version"), row.get("nodes")) if isinstance(row, dict) else (None, None)
     versions, nodes = problem.version_index, {node.name: i for i, node in enumerate(problem.nodes)}
-    if version not in versions:
+    if not isinstance(version, str) or version not in versions:
         close = near_misses(str(version), versions)
         raise ProblemError([f"{where}: the problem has no version {version!r}{close}"])
     if not isinstance(used, dict) or not used:

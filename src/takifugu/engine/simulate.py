@@ -22,7 +22,7 @@ from takifugu.engine.folder import RunFolder
 from takifugu.engine.policies import Policy
 from takifugu.engine.setting import Setting
 from takifugu.engine.world import Outcome
-from takifugu.errors import CheckpointError, TrainingError
+from takifugu.errors import CheckpointError, RunError, TrainingError
 from takifugu.lowrank.checkpoint import load, save
 from takifugu.lowrank.surgery import apply_, structure_of
 from takifugu.plan.fleet import Fleet, earliest_start
@@ -93,7 +93,13 @@ class _Simulation:
         state = start = self._start()
         resumed = self.folder.resume(self._load)
         if resumed.last is not None:
-            state = State.after(resumed.last)
+            try:
+                state = State.after(resumed.last)
+            except (KeyError, TypeError) as error:
+                raise RunError(
+                    f"{self.folder.path / 'rounds.jsonl'}: its last line lacks {error}; "
+                    "put the file back, or start anew in another folder"
+                ) from error
             event = self._event("resumed", state.round, state.clock_s, notes=list(resumed.notes))
             self.folder.add_events([event], state.round)
         elif resumed.notes:
@@ -120,8 +126,10 @@ class _Simulation:
     def _load(self, path: Path, row: Row) -> None:
         load(path, self.model)
         found = structure_of(self.model).id
-        if found != row["structure"]:
-            raise CheckpointError(f"{path}: is for structure {found}, rounds.jsonl says {row['structure']}")
+        if found != row.get("structure"):
+            raise CheckpointError(
+                f"{path}: is for structure {found}, rounds.jsonl says {row.get('structure')}"
+            )
 
     def _start(self) -> State:
         score = evaluate(self.model, self.setting.validation, self.setting.spec.loss)

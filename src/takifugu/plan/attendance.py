@@ -28,11 +28,11 @@ class Attendance:
         rows = [
             (i, a, at_most(b))
             for i, node in enumerate(self.fleet.problem.nodes)
-            for a, b in (node.available or ((-np.inf, np.inf),))
+            for a, b in (((-np.inf, np.inf),) if node.available is None else node.available)
         ]
-        self._node = np.array([i for i, *_ in rows])
-        self._opens = np.array([a for _, a, _ in rows])
-        self._closes = np.array([b for *_, b in rows])
+        self._node = np.array([i for i, *_ in rows], dtype=np.int64)
+        self._opens = np.array([a for _, a, _ in rows], dtype=float)
+        self._closes = np.array([b for *_, b in rows], dtype=float)
         self._openings = np.unique(self._opens[np.isfinite(self._opens)])
 
     def present(self, clock: float, until: float) -> Mask:

@@ -27,8 +27,19 @@ class Stretch:
     loss: float
 
 
-def stretches(plan: Plan) -> list[Stretch]:
+def ends_of_rounds(problem: Problem, plan: Plan) -> list[float]:
+    """When each round is over. The next one may begin later: after a switch, or when nodes are there."""
+    seconds = {(s.source, s.target): s.time_s for s in problem.switches}
+    before = [problem.start_version, *(row.version for row in plan.rounds)]
+    return [
+        row.start_s + row.time_s - seconds.get((old, row.version), 0.0)
+        for old, row in zip(before, plan.rounds, strict=False)
+    ]
+
+
+def stretches(problem: Problem, plan: Plan) -> list[Stretch]:
     """Runs of rounds of one version and like teams (within a tenth of the samples)."""
+    ends = ends_of_rounds(problem, plan)
     groups: list[list[int]] = []
     for number, row in enumerate(plan.rounds):
         if groups:
@@ -42,7 +53,6 @@ def stretches(plan: Plan) -> list[Stretch]:
     for group in groups:
         rounds = [plan.rounds[n] for n in group]
         last = rounds[-1]
-        end = plan.rounds[group[-1] + 1].start_s if group[-1] + 1 < len(plan.rounds) else plan.time_s
         rows.append(
             Stretch(
                 group[0] + 1,
@@ -51,7 +61,7 @@ def stretches(plan: Plan) -> list[Stretch]:
                 round(float(np.mean([len(r.nodes) for r in rounds]))),
                 round(float(np.mean([sum(r.nodes.values()) for r in rounds]))),
                 rounds[0].start_s,
-                end,
+                ends[group[-1]],
                 sum(r.energy_j for r in rounds),
                 last.loss,
             )
@@ -66,10 +76,9 @@ def timeline(problem: Problem, plan: Plan, width: int = 64) -> Iterator[str]:
     longest = max(map(len, names), default=0)
     for name in names:
         cells = [" "] * width
-        for number, row in enumerate(plan.rounds):
+        for row, end in zip(plan.rounds, ends_of_rounds(problem, plan), strict=True):
             if row.version != name:
                 continue
-            end = plan.rounds[number + 1].start_s if number + 1 < len(plan.rounds) else plan.time_s
             first = min(int(row.start_s / span * width), width - 1)
             for cell in range(first, max(first + 1, min(int(np.ceil(end / span * width)), width))):
                 cells[cell] = "="

@@ -8,19 +8,37 @@ from __future__ import annotations
 import csv
 import json
 import tomllib
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from takifugu.errors import ProblemError
 from takifugu.plan import curves
 from takifugu.plan.problem import Node, Problem, Switch, Version
 
-Finite = Annotated[float, Field(allow_inf_nan=False)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+LARGEST = 1e50
+"""Figures beyond it, and divisors below one over it, are mistakes; what follows from them overflows."""
+
+
+def _in_range(value: float) -> float:
+    if abs(value) > LARGEST:
+        raise ValueError
+    return value
+
+
+def _divides(value: float) -> float:
+    if not 1.0 / LARGEST <= value <= LARGEST:
+        raise ValueError
+    return value
+
+
+Instant = Annotated[float, Field(allow_inf_nan=False)]
+Finite = Annotated[float, Field(allow_inf_nan=False), AfterValidator(_in_range)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False), AfterValidator(_divides)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False), AfterValidator(_in_range)]
 Source = Literal["measured", "estimated", "simulated"]
 
 
@@ -31,7 +49,7 @@ class _Table(BaseModel):
 
 class TargetTable(_Table):
     loss: Finite = Field(description="the loss to reach")
-    deadline_s: Positive = Field(description="seconds, counted from time 0")
+    deadline_s: Annotated[Instant, Field(gt=0)] = Field(description="seconds, counted from time 0")
     max_rounds: Annotated[int, Field(ge=1)] | None = Field(None, description="a whole number of rounds")
 
 
@@ -111,11 +129,11 @@ class NodeTable(_Table):
     joules_per_byte: NotNegative = Field(description="joules per byte sent or received")
     idle_watts: NotNegative = Field(0.0, description="watts while waiting for the slowest")
     memory_bytes: NotNegative | None = Field(None, description="bytes")
-    samples: Annotated[int, Field(ge=1)] = Field(description="a whole number, at least 1")
+    samples: Annotated[int, Field(ge=1, le=10**12)] = Field(description="a whole number from 1 to 1e12")
     samples_per_s: dict[str, Positive] = Field(default={}, description="measured, by version name")
     joules_per_sample: dict[str, NotNegative] = Field(default={}, description="measured, by version name")
     labels: list[Annotated[int, Field(ge=0)]] | None = Field(None, description="samples of each label")
-    available: list[Annotated[list[Finite], Field(min_length=2, max_length=2)]] | None = Field(
+    available: list[Annotated[list[Instant], Field(min_length=2, max_length=2)]] | None = Field(
         None, description="windows [from, to] in seconds"
     )
     source: Source | None = Field(None, description="measured, estimated or simulated")
@@ -148,13 +166,14 @@ def schema() -> dict[str, Any]:
 def load(path: str | Path) -> Problem:
     path = Path(path)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")  # editors on Windows put a mark in front
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
         raise ProblemError([f"{path}: cannot be read ({reason}); give the path of a problem file"]) from None
     try:
-        data = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
-    except ValueError as error:
+        is_json = path.suffix == ".json"
+        data = json.loads(text, object_pairs_hook=_without_twins) if is_json else tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
         kind = "JSON" if path.suffix == ".json" else "TOML"
         raise ProblemError([f"{path}: is not valid {kind} ({error}); mend the syntax there"]) from None
     if not isinstance(data, dict):
@@ -162,6 +181,15 @@ def load(path: str | Path) -> Problem:
     if isinstance(data.get("problem"), dict) and str(data.get("format", "")).startswith("takifugu.plan/"):
         data = data["problem"]  # a plan carries its problem
     return from_dict(data, base=path.parent)
+
+
+def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON table. Where a key is there twice, Python would silently keep the last; TOML refuses it."""
+    table = dict(pairs)
+    if len(table) < len(pairs):
+        twin = next(key for key in table if sum(key == other for other, _ in pairs) > 1)
+        raise ValueError(f"the key {twin!r} is there twice in one table")
+    return table
 
 
 def from_dict(data: Mapping[str, Any], base: Path | None = None) -> Problem:
@@ -207,6 +235,9 @@ def read_fleet(path: Path, mistakes: list[str]) -> tuple[list[dict[str, Any]], l
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file)
+            for column, count in Counter(reader.fieldnames or ()).items():
+                if count > 1:
+                    mistakes.append(f"{path.name}: has {count} columns '{column}'; keep one of them")
             for row in reader:
                 origin = f"{path.name} line {reader.line_num}"
                 if None in row:
@@ -229,7 +260,7 @@ def _cell(column: str, text: str) -> Any:
         return text.strip()
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
     if column in _WHOLE_COLUMNS and isinstance(value, float) and value.is_integer():
         return int(value)  # spreadsheets write 6000.0

@@ -61,9 +61,12 @@ class Fleet:
         if problem.label_weight > 0:
             counts = np.array([n.labels for n in nodes], dtype=float)
             mix = counts / counts.sum(axis=1, keepdims=True)
+        # Who has no window left never joins, and must not make the fleet look larger than it is.
+        start = problem.start_time_s
+        left = [n.available is None or any(at_most(b) > start for _, b in n.available) for n in nodes]
         by_version = tuple(
             VersionCosts(
-                can_join=np.array([n.can_hold(v) for n in nodes]),
+                can_join=np.array([n.can_hold(v) for n in nodes]) & left,
                 fixed_s=np.array([n.transfer_s(v) for n in nodes]),
                 sample_s=np.array([n.sample_s(v) for n in nodes]),
                 fixed_j=np.array([n.transfer_j(v) for n in nodes]),

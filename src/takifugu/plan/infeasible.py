@@ -63,7 +63,7 @@ def _reasons(problem: Problem, reached: Reached, check: Callable[[], None]) -> l
             f"the deadline binds: the loss {problem.target_loss:g} takes until {reached.time_s:.6g} s "
             f"at the earliest, the deadline is {problem.deadline_s:g} s"
         )
-        reasons.append(f"feasible with deadline +{_duration(late)} ({reached.time_s:.6g} s)")
+        reasons.append(f"feasible with deadline +{_duration(late)} ({_round_up(reached.time_s, 6):g} s)")
     else:
         uncapped = (
             reach(replace(problem, max_rounds=None), check) if problem.max_rounds is not None else reached
@@ -74,22 +74,48 @@ def _reasons(problem: Problem, reached: Reached, check: Callable[[], None]) -> l
                 f"the round cap binds: {problem.max_rounds} rounds do not reach {problem.target_loss:g}"
             )
             if uncapped.time_s <= problem.time_limit:
-                reasons.append(f"feasible with max_rounds = {count}")
+                reasons.append(f"feasible with max_rounds = {_fewest_rounds(problem, count, check)}")
             else:
                 reasons.append(
-                    f"feasible with max_rounds = {count} and deadline_s = {uncapped.time_s:.6g} together"
+                    f"feasible with max_rounds = {count} and "
+                    f"deadline_s = {_round_up(uncapped.time_s, 6):g} together"
                 )
         else:
-            reasons.append(
-                f"the loss binds: no version gets down to {problem.target_loss:g} on this fleet, "
-                "however long it trains"
-            )
+            reasons += _out_of_reach(problem, check)
     if reached.best_loss < problem.start_loss:
         reasons.append(f"feasible with loss {_round_up(reached.best_loss):g} by the same deadline")
     twins = _more_nodes(problem, check)
     if twins:
         reasons.append(twins)
     return reasons
+
+
+def _fewest_rounds(problem: Problem, enough: int, check: Callable[[], None]) -> int:
+    """The smallest cap that would do; the quickest plan may take more rounds than needed."""
+    low, high = problem.max_rounds or 0, enough
+    while high - low > 1:
+        middle = (low + high) // 2
+        works = reach(replace(problem, max_rounds=middle), check).time_s <= problem.time_limit
+        low, high = (low, middle) if works else (middle, high)
+    return high
+
+
+def _out_of_reach(problem: Problem, check: Callable[[], None]) -> list[str]:
+    """What keeps the loss out of reach at any time: who is there, who has room, or the curves."""
+    loss = f"{problem.target_loss:g}"
+    always = tuple(replace(node, available=None) for node in problem.nodes)
+    roomy = tuple(replace(node, memory_bytes=None) for node in problem.nodes)
+    for nodes, binds, change in (
+        (always, f"the windows bind: {loss} is not reached while nodes are there", "always available"),
+        (roomy, f"the memory binds: what reaches {loss} does not fit", "of enough memory"),
+    ):
+        if nodes == problem.nodes:
+            continue
+        freed = replace(problem, nodes=nodes)
+        if np.isfinite(reach(replace(freed, max_rounds=None), check).time_s):
+            works = reach(freed, check).time_s <= problem.time_limit
+            return [binds, *([f"feasible with nodes {change}"] if works else [])]
+    return [f"the loss binds: no version gets down to {loss} on this fleet, however long it trains"]
 
 
 def _more_nodes(problem: Problem, check: Callable[[], None]) -> str | None:
@@ -107,8 +133,8 @@ def _more_nodes(problem: Problem, check: Callable[[], None]) -> str | None:
         count = 1
         while count <= _MOST_NEW_NODES and (best is None or count < best[0]):
             check()
-            if _works(problem, node, count):
-                best = (_fewest(problem, node, count // 2, count), node.name)
+            if _works(problem, node, count, check):
+                best = (_fewest(problem, node, count // 2, count, check), node.name)
                 break
             count *= 2
     if best is None:
@@ -117,31 +143,31 @@ def _more_nodes(problem: Problem, check: Callable[[], None]) -> str | None:
     return f"feasible with {words.get(best[0], f'{best[0]} more nodes')} like {best[1]}"
 
 
-def _works(problem: Problem, node: Node, count: int) -> bool:
+def _works(problem: Problem, node: Node, count: int, check: Callable[[], None]) -> bool:
     copies = tuple(replace(node, name=f"{node.name} copy {k + 1}") for k in range(count))
     larger = replace(problem, nodes=problem.nodes + copies)
-    reached = reach(larger, lambda: None)
+    reached = reach(larger, check)
     return reached.time_s <= larger.time_limit
 
 
-def _fewest(problem: Problem, node: Node, low: int, high: int) -> int:
+def _fewest(problem: Problem, node: Node, low: int, high: int, check: Callable[[], None]) -> int:
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (low, middle) if _works(problem, node, middle) else (middle, high)
+        low, high = (low, middle) if _works(problem, node, middle, check) else (middle, high)
     return high
 
 
-def _round_up(loss: float) -> float:
-    """Four significant digits, never below."""
-    if loss == 0:
+def _round_up(value: float, digits: int = 4) -> float:
+    """So many significant digits, never below: what is advised must be enough."""
+    if value == 0:
         return 0.0
-    unit = 10.0 ** (np.floor(np.log10(abs(loss))) - 3)
-    return float(np.ceil(loss / unit - 1e-9) * unit)
+    unit = 10.0 ** (np.floor(np.log10(abs(value))) - digits + 1)
+    return float(np.ceil(value / unit - 1e-9) * unit)
 
 
 def _duration(seconds: float) -> str:
     if seconds >= 5400:
-        return f"{seconds / 3600:.1f} h"
+        return f"{np.ceil(seconds / 360) / 10:.1f} h"
     if seconds >= 90:
-        return f"{seconds / 60:.1f} min"
-    return f"{seconds:.3g} s"
+        return f"{np.ceil(seconds / 6) / 10:.1f} min"
+    return f"{_round_up(seconds, 3):g} s"

@@ -30,6 +30,8 @@ def says(error: ValidationError, data: Mapping[str, Any], origins: Sequence[str]
             yield f"{where}.kind: must be 'exponential' or 'power'; choose one of the two"
         elif kind == "finite_number":
             yield f"{where}: {given} is not a finite number; give {fix}"
+        elif kind == "value_error":
+            yield f"{where}: {given} is out of all proportion; check its unit, give {fix}"
         else:
             rule = found["msg"].removeprefix("Input should be ").replace("a valid ", "a ")
             yield f"{where}: must be {rule}, got {given}; give {fix}"
@@ -106,6 +108,19 @@ def cross_checks(data: Mapping[str, Any], origins: Sequence[str] | None) -> Iter
     weight = table.get("label_weight", 0.0) if isinstance(table, dict) else 0.0
     weighted = isinstance(weight, (int, float)) and weight > 0
     yield from _nodes(nodes, names, weighted, origins)
+    yield from _not_plain(data.get("workload"), "workload")
+
+
+def _not_plain(value: object, where: str) -> Iterator[str]:
+    """What a plan file, which carries its problem as JSON, could not hold: TOML knows dates, nan and inf."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _not_plain(inner, f"{where}.{key}")
+    elif isinstance(value, list | tuple):
+        for index, inner in enumerate(value):
+            yield from _not_plain(inner, f"{where}[{index}]")
+    elif not (value is None or isinstance(value, str | bool) or _number(value)):
+        yield f"{where}: {_short(value)} has no form in a plan file; give a finite number or a text"
 
 
 def _rows(data: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
@@ -193,4 +208,9 @@ def _node_field(index: int, origins: Sequence[str] | None, field: str) -> str:
 
 
 def _number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number beyond any float
+        return False

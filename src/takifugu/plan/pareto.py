@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,6 +20,8 @@ from takifugu.plan.solve import SMALL_ROWS, Solver
 from takifugu.plan.sweep import Sweep
 
 MOST_POINTS = 60
+MOST_LABELS = 60_000
+"""Where the search for the whole front gives up, and sweeps go on."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +39,8 @@ class Point:
 def front(problem: Problem, time_limit_s: float | None = None, most: int = MOST_POINTS) -> list[Point]:
     """Plans that no other plan found beats in energy, time and loss at once.
 
-    On small fleets every plan is considered; on large ones those of one wide sweep, so that the points are
-    achievable but not proven to be the best.
+    On small fleets with few rounds every plan is considered; otherwise also those of wide sweeps, so that the
+    points are achievable but not proven to be the best.
     """
     ends = np.inf if time_limit_s is None else time.monotonic() + time_limit_s
     solver = Solver(problem, 0.01, time_limit_s, lambda _: None)
@@ -50,41 +53,51 @@ def front(problem: Problem, time_limit_s: float | None = None, most: int = MOST_
         return [Point(0.0, problem.start_time_s, problem.start_loss, 0)]
     rows: list[Floats] = []
     paths: list[tuple[Any, int, int]] = []
-    if solver.complete and sum(len(o) for o in solver.all_options if o is not None) <= SMALL_ROWS:
+    with suppress(OutOfTime):
+        _gather(problem, solver, check, rows, paths)
+    return _points(problem, solver, rows, paths, most)
+
+
+def _gather(
+    problem: Problem,
+    solver: Solver,
+    check: Callable[[], None],
+    rows: list[Floats],
+    paths: list[tuple[Any, int, int]],
+) -> None:
+    """Labels and the ways to them, as many as time allows."""
+    listed = solver.complete and sum(len(o) for o in solver.all_options if o is not None) <= SMALL_ROWS
+    if listed:
         # Without a target nothing ends early: every layer is a part of the front.
         endless = replace(problem, target_loss=-1e18)
-        search = Search(endless, solver.all_options, None, max_labels=60_000, check=check)
+        search = Search(endless, solver.all_options, None, max_labels=MOST_LABELS, check=check)
 
         def seen(layer: Layer) -> None:
             rows.append(np.stack([layer.energy, layer.clock, layer.loss], axis=1))
             paths.extend((search, search.depth, i) for i in range(len(layer)))
 
         search.observe = seen
-        _quietly(search.run)
-    else:
-        options = solver.family_options(40)
-        guide = solver.dual.guide
-        progress = next(p for p in guide.potentials if p.prices == solver.dual.prices)
+        if search.run().complete:
+            return
+    # What takes more rounds than the search got to: sweeps go all the way to the target.
+    options = solver.all_options if listed else solver.family_options(40)
+    guide = solver.dual.guide
+    progress = next(p for p in guide.potentials if p.prices == solver.dual.prices)
 
-        def noted(sweep: Sweep, cells: Ints) -> None:
-            rows.append(np.stack([sweep.energy[cells], sweep.clock[cells], sweep.loss[cells]], axis=1))
-            paths.extend((sweep, -1, int(c)) for c in cells)
+    def noted(sweep: Sweep, cells: Ints) -> None:
+        rows.append(np.stack([sweep.energy[cells], sweep.clock[cells], sweep.loss[cells]], axis=1))
+        paths.extend((sweep, -1, int(c)) for c in cells)
 
-        for caution in (0.002, 0.02, 0.2):
-            sweep = Sweep(problem, options, guide, progress, 400, 48, times=16, caution=caution, check=check)
-            sweep.observe = noted
-            _quietly(sweep.run)
-            if sweep.found.decisions:
-                plan = replay(problem, sweep.found.decisions, solver.fleet)
-                if plan is not None:
-                    rows.append(np.array([[plan.energy_j, plan.time_s, plan.loss]]))
-                    paths.append((plan.decisions, -2, 0))
-    return _points(problem, solver, rows, paths, most)
-
-
-def _quietly(run: Any) -> None:
-    with suppress(OutOfTime):
-        run()
+    for caution in (0.002, 0.02, 0.2):
+        sweep = Sweep(problem, options, guide, progress, 400, 48, times=16, caution=caution, check=check)
+        sweep.observe = noted
+        try:
+            sweep.run()
+        finally:
+            plan = replay(problem, sweep.found.decisions, solver.fleet) if sweep.found.decisions else None
+            if plan is not None:
+                rows.append(np.array([[plan.energy_j, plan.time_s, plan.loss]]))
+                paths.append((plan.decisions, -2, 0))
 
 
 def _points(
@@ -100,7 +113,8 @@ def _points(
     reached = index[labels[index, 2] <= problem.loss_limit]
     if len(index) > most:
         spread = index[np.unique(np.linspace(0, len(index) - 1, most).round().astype(int))]
-        index = np.unique(np.concatenate([spread, reached[: most // 3]]))
+        cheapest = reached[np.argsort(labels[reached, 0], kind="stable")[:1]]
+        index = np.unique(np.concatenate([spread, reached[: most // 3], cheapest]))
     points = []
     for i in index:
         source, depth, place = paths[int(i)]

@@ -101,10 +101,10 @@ def read_plan(path: str | Path) -> dict[str, Any]:
     """A plan file as it stands; only its outer form is checked here, `verify` does the rest."""
     path = Path(path)
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise ProblemError([f"{path}: cannot be read ({error.strerror}); give a plan file"]) from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ProblemError([f"{path}: is not valid JSON ({error}); give a plan file"]) from None
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise ProblemError([f"{path}: format is not '{FORMAT}'; give a file that `takifugu plan -o` wrote"])

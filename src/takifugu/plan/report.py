@@ -48,7 +48,7 @@ def table(result: Result) -> Iterator[str]:
             f"{s.energy_j:.1f}",
             f"{s.loss:.4f}",
         )
-        for s in stretches(plan)
+        for s in stretches(result.problem, plan)
     ]
     widths = [max(len(r[i]) for r in (head, *rows)) for i in range(len(head))]
     for row in (head, *rows):
@@ -76,7 +76,10 @@ def explanation(result: Result, effort_s: float | None = None) -> Iterator[str]:
     tolerance = max(result.gap or 0.0, 0.01)
 
     def energy_of(changed: Problem) -> float | None:
-        return solve(changed, tolerance, effort_s, thorough=False).energy_j
+        found = solve(changed, tolerance, effort_s, thorough=False)
+        if found.stats.get("interrupted"):
+            raise KeyboardInterrupt  # its best so far would tell nothing about the limit
+        return found.energy_j
 
     for row in savings(problem, plan.energy_j, energy_of):
         share = 100 * row.saved_j / plan.energy_j if plan.energy_j else 0.0

@@ -83,6 +83,9 @@ def solve_robust(
     try:
         for world in possible:
             found = solve(world, tolerance, each, explain_infeasible=False, thorough=False)
+            if found.stats.get("interrupted"):
+                consider(found.plan)
+                raise KeyboardInterrupt
             impossible += found.status == "infeasible"
             bounds.append(np.inf if found.status == "infeasible" else found.lower_bound_j or 0.0)
             consider(found.plan)
@@ -96,6 +99,8 @@ def solve_robust(
             tighter = replace(problem, target_loss=problem.target_loss - margin)
             found = solve(tighter, tolerance, each, explain_infeasible=False, thorough=False)
             enough = found.plan is None or consider(found.plan) * len(possible) >= needed - 1e-9
+            if found.stats.get("interrupted"):
+                raise KeyboardInterrupt
             easy, hard = (easy, margin) if enough else (margin, hard)
             if hard - easy < 1e-4 * max(abs(problem.target_loss), 1e-9):
                 break

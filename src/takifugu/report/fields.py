@@ -20,9 +20,21 @@ class Fields:
 
     def number(self, name: str) -> float:
         value = self._get(name)
-        if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value):
+        if not _is_number(value):
             self._fail(name, "a number", value)
         return float(value)
+
+    def above_zero(self, name: str) -> float:
+        value = self.number(name)
+        if value <= 0:
+            self._fail(name, "above 0", value)
+        return value
+
+    def numbers_or_none(self, name: str) -> list[float] | None:
+        value = self.data.get(name)
+        if value is not None and not (isinstance(value, list) and all(map(_is_number, value))):
+            self._fail(name, "a list of numbers", value)
+        return value
 
     def number_or_none(self, name: str) -> float | None:
         return None if self.data.get(name) is None else self.number(name)
@@ -79,6 +91,15 @@ class Fields:
         raise ReportError(f"{self.where}: {name!r} must be {wanted}, is {shown}; {_ADVICE}")
 
 
+def _is_number(value: object) -> bool:
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number beyond any float
+        return False
+
+
 _ADVICE = "the file is damaged or of another format, write it anew"
 
 
@@ -99,7 +120,7 @@ def read_lines(path: Path, complete: bool) -> Iterator[Fields]:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
         raise ReportError(

@@ -111,6 +111,11 @@ def _policy(header: Fields) -> str | None:
 
 def _problem(fields: Fields) -> Problem:
     target, start = fields.table("target"), fields.table("start")
+    if (labels := fields.table_or_none("data")) is not None:
+        labels.number_or_none("label_weight")
+    for switch in fields.tables("switches") if "switches" in fields.data else ():
+        switch.text("from"), switch.text("to")
+        switch.number_or_none("time_s"), switch.number_or_none("loss_jump")
     return Problem(
         data=fields.data,
         sha256=_sha256(fields.data),
@@ -138,9 +143,16 @@ def _version(row: Fields) -> Mapping[str, Any]:
 
 
 def _node(row: Fields) -> Mapping[str, Any]:
-    speeds = ("flops_per_s", "up_bytes_per_s", "down_bytes_per_s")
-    for name in (*speeds, "joules_per_flop", "latency_s", "joules_per_byte", "samples"):
+    for name in ("flops_per_s", "up_bytes_per_s", "down_bytes_per_s", "samples"):
+        row.above_zero(name)
+    for name in ("joules_per_flop", "latency_s", "joules_per_byte"):
         row.number(name)
+    row.number_or_none("idle_watts")
+    row.numbers_or_none("labels")
+    for name in ("samples_per_s", "joules_per_sample"):
+        if (measured := row.table_or_none(name)) is not None:
+            for version in measured.data:
+                measured.number(version)
     return row.data
 
 
@@ -179,8 +191,11 @@ def _plan(fields: Fields, problem: Problem) -> Plan:
 
 def _planned(row: Fields, problem: Problem) -> PlannedRound:
     nodes = row.table("nodes")
+    if not nodes.data:
+        raise ReportError(f"{nodes.where}: no node takes part; plan again")
     for name in nodes.data:
         _known(name, problem.nodes, "node", nodes)
+        nodes.above_zero(name)
     return PlannedRound(
         version=_known(row.text("version"), problem.versions, "version", row),
         nodes={name: nodes.whole(name) for name in nodes.data},

@@ -23,6 +23,10 @@ _STEPS = 8
 """Batches of a timed round: what a round costs beside its steps is not a step's cost."""
 
 
+_NEEDED: dict[str, type | tuple[type, ...]] = {"name": str, "train_flops_per_sample": (int, float)}
+"""What is looked at of the file's versions, where it has some."""
+
+
 @dataclass(frozen=True)
 class Link:
     """The node's link, as its owner says it is."""
@@ -108,15 +112,22 @@ def _versions(
 ) -> Sequence[Rung]:
     """The file's versions where it has some, else a ladder of these ratios."""
     tables = draft.data.get("versions")
+    if tables is not None and not isinstance(tables, list):
+        raise UsageError("versions: is not a list of tables; write [[versions]]")
     if not tables:
         return ladder(model, ratios, workload.where(model), batch.inputs[:2], workload.batch_size)
     found = []
     for table in tables:
-        if not isinstance(table, dict) or "name" not in table or "train_flops_per_sample" not in table:
+        whole = isinstance(table, dict) and all(
+            isinstance(table.get(field), kinds) for field, kinds in _NEEDED.items()
+        )
+        if not whole:
             raise UsageError(
                 "versions: each needs a name and train_flops_per_sample; see `takifugu plan --schema`"
             )
         path = table.get("structure")
+        if path is not None and not isinstance(path, str):
+            raise UsageError(f"versions '{table['name']}' structure: {path!r} is not a path")
         structure = Structure() if path is None else Structure.load(draft.base / path)
         found.append(Rung(table["name"], structure, table["train_flops_per_sample"], 0, 0))
     if not found[0].structure.is_dense or found[0].name != DENSE:

@@ -106,7 +106,7 @@ OPTIONS: dict[str, frozenset[str]] = {
 def check(table: Mapping[str, Any]) -> None:
     """Raises `UsageError` unless the table is a partition."""
     kind = table.get("kind")
-    if kind not in OPTIONS:
+    if not isinstance(kind, str) or kind not in OPTIONS:
         raise UsageError(
             f"workload.partition.kind: {kind!r} is not known{near_misses(str(kind), OPTIONS)}; "
             f"one of {', '.join(OPTIONS)}"
@@ -115,6 +115,9 @@ def check(table: Mapping[str, Any]) -> None:
         if option != "kind" and option not in OPTIONS[kind]:
             accepted = ", ".join(sorted(OPTIONS[kind])) or "none"
             raise UsageError(f"workload.partition.{option}: {kind} has no such option; accepted: {accepted}")
+    for option in ("pattern", "validation"):
+        if option in table and not isinstance(table[option], str):
+            raise UsageError(f"workload.partition.{option}: {table[option]!r} is not a path")
 
 
 def share_out(kind: str, request: Request) -> dict[str, Places]:

@@ -44,17 +44,22 @@ class Draft:
     def load(cls, path: str | Path) -> Draft:
         path = Path(path)
         try:
-            text = path.read_text(encoding="utf-8")
+            text = path.read_text(encoding="utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
             raise ProblemError([f"{path}: cannot be read ({reason}); give the path of a draft"]) from None
         try:
             data = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
         except ValueError as error:
-            raise ProblemError([f"{path}: is not valid TOML ({error}); mend the syntax there"]) from None
+            kind = "JSON" if path.suffix == ".json" else "TOML"
+            raise ProblemError([f"{path}: is not valid {kind} ({error}); mend the syntax there"]) from None
         if not isinstance(data, dict):
             raise ProblemError([f"{path}: is not a table; see `takifugu plan --schema`"])
-        mistakes: list[str] = []
+        mistakes = [
+            f"{name}: is not a table; write [{name}]"
+            for name in ("start", "data")
+            if not isinstance(data.get(name, {}), dict)
+        ]
         if isinstance(data.get("nodes_file"), str) and "nodes" not in data:
             data["nodes"], _ = read_fleet(path.parent / data.pop("nodes_file"), mistakes)
         nodes = data.get("nodes")
@@ -133,9 +138,8 @@ class Profile:
             fresh=warmup + rounds,
         )
         pilots.refuse_too_short()
-        start = draft.data.get("start", {})
-        chosen = start.get("version", DENSE) if isinstance(start, dict) else DENSE
-        if chosen not in {rung.name for rung in rungs}:
+        chosen = draft.data.get("start", {}).get("version", DENSE)
+        if chosen not in [rung.name for rung in rungs]:
             raise UsageError(
                 f"start.version: there is no version {chosen!r}; one of {', '.join(r.name for r in rungs)}"
             )
@@ -146,7 +150,8 @@ class Profile:
         """Everything else in the draft is looked at before hours of pilots, with curves that stand in."""
         curve = {"kind": "exponential", "floor": 0.0, "rate": 1.0}
         versions = [{**self._version(rung), "curve": curve} for rung in self.rungs]
-        return Problem.from_dict(self._problem(versions, [], 1.0, 0.0))
+        weight = self.draft.data.get("data", {}).get("label_weight", 0.0)
+        return Problem.from_dict(self._problem(versions, [], 1.0, weight))
 
     def run(
         self, folder: Path, told: Callable[[PilotRound], None] = lambda _: None, curve_samples: int = 20
@@ -176,8 +181,7 @@ class Profile:
         label_weight: float,
     ) -> dict[str, Any]:
         draft = self.draft.data
-        start = draft.get("start", {}) if isinstance(draft.get("start", {}), dict) else {}
-        parts = draft.get("data", {}) if isinstance(draft.get("data", {}), dict) else {}
+        start, parts = draft.get("start", {}), draft.get("data", {})
         found = {
             "format": draft.get("format", 1),
             "target": draft.get("target"),

@@ -91,8 +91,8 @@ class Workload:
             raise UsageError(f"workload.validation: {table['validation']!r} is not between 0 and 1")
         if table.get("limit", 1) < 1:
             raise UsageError(f"workload.limit: {table['limit']} is not at least 1")
-        if table.get("seed", 0) < 0:
-            raise UsageError(f"workload.seed: {table['seed']} is below 0")
+        if not 0 <= table.get("seed", 0) < 2**63:
+            raise UsageError(f"workload.seed: {table['seed']} is not between 0 and 2**63")
         if shared["kind"] == "writers" and table["data"] != "mnist":
             raise UsageError(
                 "workload.partition: kind 'writers' needs data = 'mnist'; only its writers are known"

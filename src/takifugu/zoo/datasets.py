@@ -192,7 +192,10 @@ def _own(name: str) -> Dataset:
     import torch
 
     function = named(name)
-    found = function() if callable(function) else function
+    try:
+        found = function() if callable(function) else function
+    except TypeError as error:  # as for models: most often a function that wants arguments
+        raise DataError(f"{name!r} cannot be called: {error}") from error
     if not (isinstance(found, tuple) and len(found) == 2 and all(isinstance(t, torch.Tensor) for t in found)):
         raise DataError(
             f"{name!r} must return two tensors, inputs and labels; it gave {type(found).__name__}"
