@@ -303,6 +303,22 @@ def test_interruption_ends_a_robust_solve(example: Path, monkeypatch: pytest.Mon
     assert result.status == "unknown"
 
 
+def test_robust_plan_holds_on_the_curves_themselves_too(example: Path) -> None:
+    problem = Problem.load(example)
+    easy = [
+        replace(v, curve_samples=tuple(replace(v.curve, floor=0.9 * v.curve.floor) for _ in range(4)))
+        for v in problem.versions
+    ]
+    hopeful = replace(problem, versions=tuple(easy))
+    result = solve_robust(hopeful, 0.9, 0.05)
+    assert verify(hopeful.to_dict(), result.to_dict()).ok
+    plain = solve(hopeful, 0.05)
+    assert result.energy_j is not None
+    assert plain.lower_bound_j is not None
+    assert result.energy_j >= plain.lower_bound_j
+    assert result.lower_bound_j == pytest.approx(plain.lower_bound_j, rel=0.05)
+
+
 def test_robust_plan_holds_in_enough_samples(example: Path) -> None:
     problem = Problem.load(example)
     nominal = solve(problem, 0.02)

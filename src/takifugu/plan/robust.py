@@ -2,8 +2,9 @@
 
 A problem's versions may carry curves drawn from their uncertainty, joint by index: sample j is one
 possible world. A plan counts in a world if it reaches the target there (time and energy do not depend on
-the curves). Candidates are plans for single worlds, hard ones first, and plans for the nominal curves with
-a tightened target; the cheapest that holds in enough worlds wins.
+the curves). It must also reach it on the curves themselves, by which a plan file is checked. Candidates are
+plans for these, for single worlds, and for these with a tightened target; the cheapest that holds in enough
+worlds wins.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import replace
 import numpy as np
 
 from takifugu.errors import UsageError
-from takifugu.plan.plan import Plan, replay
+from takifugu.plan.plan import Plan, meets_limits, replay
 from takifugu.plan.problem import Problem
 from takifugu.plan.solve import OPTIMAL_GAP, Result, Solver, solve
 
@@ -55,7 +56,7 @@ def solve_robust(
     """The cheapest plan found whose loss is reached in at least `confidence` of the samples.
 
     The lower bound is proven: a plan that holds in k of n worlds costs at least the k-th smallest of the
-    worlds' own lower bounds.
+    worlds' own lower bounds, and at least that of the curves themselves.
     """
     if not 0.0 < confidence <= 1.0:
         raise UsageError(f"--confidence {confidence:g} is not in (0, 1]; 0.9 asks for nine samples in ten")
@@ -64,23 +65,32 @@ def solve_robust(
         raise UsageError("--confidence needs curve samples; add versions.curve.samples, or leave it out")
     say = progress or (lambda _: None)
     needed = math.ceil(confidence * len(possible) - 1e-9)
-    each = None if time_limit_s is None else time_limit_s / (2 * len(possible) + _TRIES)
+    each = None if time_limit_s is None else time_limit_s / (2 * len(possible) + _TRIES + 1)
     bounds: list[float] = []
     best: Plan | None = None
     best_share = 0.0
 
     def consider(plan: Plan | None) -> float:
         nonlocal best, best_share
+        plan = None if plan is None else replay(problem, plan.decisions)
         if plan is None:
             return 0.0
         share = share_reached(plan, possible)
-        if share * len(possible) >= needed - 1e-9 and (best is None or plan.energy_j < best.energy_j):
+        enough = share * len(possible) >= needed - 1e-9 and meets_limits(problem, plan)
+        if enough and (best is None or plan.energy_j < best.energy_j):
             best, best_share = plan, share
         return share
 
     interrupted = False
-    impossible = 0
+    impossible, least_j = 0, 0.0
     try:
+        nominal = solve(problem, tolerance, each, thorough=False)
+        consider(nominal.plan)
+        if nominal.stats.get("interrupted"):
+            raise KeyboardInterrupt
+        if nominal.status == "infeasible":
+            return nominal
+        least_j = nominal.lower_bound_j or 0.0
         for world in possible:
             found = solve(world, tolerance, each, explain_infeasible=False, thorough=False)
             if found.stats.get("interrupted"):
@@ -108,18 +118,16 @@ def solve_robust(
         interrupted = True
     stats = {"share": best_share, "interrupted": interrupted, "worlds": len(possible)}
     ordered = sorted(bounds)
-    bound = ordered[needed - 1] if len(ordered) == len(possible) else 0.0
+    bound = max(ordered[needed - 1] if len(ordered) == len(possible) else 0.0, least_j)
     if len(possible) - impossible < needed and not interrupted:
         reason = f"the target is out of reach in {impossible} of {len(possible)} samples"
         return Result("infeasible", None, None, problem, "robust", (reason,), stats=stats)
     if best is None:
         return Result("unknown", None, None, problem, "robust", stats=stats)
-    nominal = replay(problem, best.decisions)
-    assert nominal is not None
     bound = min(bound, best.energy_j)
     gap = (best.energy_j - bound) / best.energy_j if best.energy_j else 0.0
     status = "optimal" if gap <= OPTIMAL_GAP else "within_tolerance" if gap <= tolerance else "feasible"
-    return Result(status, nominal, bound, problem, "robust", stats=stats)
+    return Result(status, best, bound, problem, "robust", stats=stats)
 
 
 __all__ = ["Solver", "share_reached", "solve_robust", "worlds"]
