@@ -62,7 +62,7 @@ def test_cifar(folder: Path) -> None:
     assert data.inputs.shape == (10, 3, 32, 32)
     assert data.labels.tolist() == [1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
     raw = np.frombuffer((folder / "cifar-10-batches-bin/data_batch_1.bin").read_bytes(), np.uint8)
-    green = (raw[1 + 1024] / 255 - 0.4822) / 0.2435  # the first pixel of the second channel
+    green = (raw[1 + 1024] - 123.0) / 62.1  # the first pixel of the second channel
     assert float(data.inputs[0, 1, 0, 0]) == pytest.approx(green, rel=1e-5)
 
 
