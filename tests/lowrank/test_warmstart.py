@@ -220,7 +220,8 @@ def test_shares_are_even_and_the_same_everywhere() -> None:
         (lambda: tk.WarmStart(rank=0), RankError, "rank 0 is less than 1"),
         (lambda: tk.WarmStart(warmup=-1), UsageError, "a stage at -1"),
         (lambda: tk.WarmStart(warmup="soon"), UsageError, "a stage at 'soon'"),
-        (lambda: tk.WarmStart(stages=[]), UsageError, "no stages"),
+        (lambda: tk.WarmStart(stages=[]), UsageError, "give a list of pairs"),
+        (lambda: tk.WarmStart(stages=5), UsageError, "give a list of pairs"),
         (
             lambda: tk.WarmStart(stages=[(3, 0.5), (2, 0.25)]),
             UsageError,

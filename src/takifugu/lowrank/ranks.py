@@ -92,7 +92,7 @@ class Ratio(_OneByOne):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not (math.isfinite(self.ratio) and 0 < self.ratio <= 1):
+        if not (_is_number(self.ratio) and 0 < self.ratio <= 1):
             raise RankError(
                 f"rank ratio {self.ratio!r} is not in (0, 1]; use a float like 0.25, or an int for a count"
             )
@@ -111,10 +111,10 @@ class Fixed(_OneByOne):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if isinstance(self.count, bool) or not isinstance(self.count, int):
+            raise RankError(f"rank {self.count!r} is not a whole number; use an int, or a ratio in (0, 1]")
         if self.count < 1:
             raise RankError(f"rank {self.count} is less than 1; use a positive int, or a ratio in (0, 1]")
-        if not isinstance(self.count, int):
-            raise RankError(f"rank {self.count!r} is not a whole number; use an int, or a ratio in (0, 1]")
 
     def rank(self, matrix: Matrix) -> int:
         if self.count > matrix.limit:
@@ -134,7 +134,7 @@ class Energy(_OneByOne):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not (math.isfinite(self.kept) and 0 < self.kept <= 1):
+        if not (_is_number(self.kept) and 0 < self.kept <= 1):
             raise RankError(f"energy kept {self.kept!r} is not in (0, 1]; use a share like 0.9")
 
     def rank(self, matrix: Matrix) -> int:
@@ -156,7 +156,7 @@ class StableRank(_OneByOne):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not (math.isfinite(self.scale) and self.scale > 0):
+        if not (_is_number(self.scale) and self.scale > 0):
             raise RankError(f"scale {self.scale!r} of the stable rank must be positive")
 
     def rank(self, matrix: Matrix) -> int:
@@ -201,7 +201,7 @@ class Budget(RankRule):
         if len(given) != 1:
             raise RankError("a budget takes exactly one of params=, macs= or bytes=")
         (unit, amount), *_ = given.items()
-        if isinstance(amount, bool) or not math.isfinite(amount) or amount <= 0:
+        if not _is_number(amount) or amount <= 0:
             raise RankError(f"budget {unit}={amount!r} must be positive")
         if isinstance(amount, float) and amount > 1 and not amount.is_integer():
             raise RankError(f"budget {unit}={amount!r}: use an int for an amount, a float for a share")
@@ -355,6 +355,10 @@ def _from_text(text: str) -> RankRule:
 
 def _number(text: str) -> int | float:
     return int(text) if text.lstrip("+-").isdigit() else float(text)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _check_multiple(multiple: int) -> None:

@@ -279,8 +279,8 @@ def _check_options(options: Mapping[str, Any]) -> None:
 
 
 def _checked_stages(stages: Sequence[tuple[int | str, Any]]) -> tuple[tuple[int | str, Any], ...]:
-    if not stages:
-        raise UsageError("no stages; give at least one pair of when and rank")
+    if not isinstance(stages, Sequence) or not stages:
+        raise UsageError(f"stages={stages!r}; give a list of pairs of when and rank, such as [(5, 0.25)]")
     checked: list[tuple[int | str, Any]] = []
     for stage in stages:
         if not isinstance(stage, tuple | list) or len(stage) != 2:
