@@ -2,6 +2,7 @@
 
 import json
 import math
+from functools import partial
 from pathlib import Path
 
 import benchmarks
@@ -36,7 +37,7 @@ def test_never_above_the_optimum_at_any_prices(force: tuple[str, ...]) -> None:
         rng = np.random.default_rng(seed)
         bounds = []
         for most in (2, 5):
-            phases = Phases.of(parts.fleet, parts.multipliers, most)
+            phases = Phases.of(problem, partial(parts.relaxed, parts.multipliers), most)
             several += len(phases) > 1
             terrain = PhasedTerrain(phases, offers, 60)
             unit = truth.energy / (problem.time_limit - problem.start_time_s)
@@ -63,7 +64,7 @@ def test_it_sees_what_the_bound_without_phases_does_not() -> None:
     parts = Parts(problem)
     terrain = Terrain(problem, parts.offers, 100)
     without_j = around(terrain, parts.prices).energy_j  # an estimate: no bound of that kind is higher
-    phases = Phases.of(parts.fleet, parts.multipliers, 5)
+    phases = Phases.of(problem, partial(parts.relaxed, parts.multipliers), 5)
     phased = PhasedTerrain(phases, parts.offers, 100)
     prices = climb(phased, parts.prices, without_j, steps=10)
     values = phased.estimate([prices])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,7 +15,7 @@ from takifugu.plan.problem import at_most
 
 Mask = NDArray[np.bool_]
 
-_ORDERS = 250
+_ORDERS = 2000
 """Orders per family: there are many families here, one for each crowd."""
 
 
@@ -22,6 +23,8 @@ _ORDERS = 250
 class Attendance:
     fleet: Fleet
     multipliers: Floats
+    favoured_s: Sequence[Floats | None]
+    """[version]: round times worth looking at"""
     _known: dict[tuple[int, bytes], Family | None] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
@@ -49,7 +52,8 @@ class Attendance:
     def family(self, version: int, mask: Mask) -> Family | None:
         key = (version, mask.tobytes())
         if key not in self._known:
-            self._known[key] = prefixes(self.fleet, version, self.multipliers, mask, _ORDERS)
+            favoured_s = self.favoured_s[version]
+            self._known[key] = prefixes(self.fleet, version, self.multipliers, mask, _ORDERS, favoured_s)
         return self._known[key]
 
     def crowds(self, version: int, most: int = 14) -> list[Family]:

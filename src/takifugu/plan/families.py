@@ -17,10 +17,12 @@ from takifugu.plan.fleet import Fleet
 from takifugu.plan.options import Ints, Options, prune
 from takifugu.plan.relaxation import effective_weights
 
-THRESHOLDS = 96
+THRESHOLDS = 400
 CUTS = 400
-ORDERS = 1600
+ORDERS = 3200
 """Most thresholds, most prefixes per order and most orders that are looked at."""
+SPREAD = 6
+"""Of the thresholds, if not all can be had, so many are spread over all there are."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +56,10 @@ def prefixes(
     multipliers: Floats,
     present: NDArray[np.bool_] | None = None,
     most_orders: int = ORDERS,
+    favoured_s: Floats | None = None,
 ) -> Family | None:
-    """The family of a version, from the nodes that can join (and are `present`)."""
+    """The family of a version, from the nodes that can join (and are `present`). `favoured_s`: round times
+    to be looked at first, best ones first, if there are too many."""
     costs = fleet.by_version[version]
     joining = costs.can_join if present is None else costs.can_join & present
     who = np.flatnonzero(joining)
@@ -64,12 +68,11 @@ def prefixes(
     levels = fleet.levels[who].astype(float)
     level_s = costs.fixed_s[who, None] + costs.sample_s[who, None] * levels
     distinct = np.unique(level_s)
-    most = max(min(THRESHOLDS, most_orders // len(multipliers)), 8)
-    picks = np.unique(np.linspace(0, len(distinct) - 1, min(most, len(distinct))).round().astype(int))
+    most = max(min(THRESHOLDS, most_orders // len(multipliers)), SPREAD)
     weights = effective_weights(fleet, multipliers)[:, who]
     columns: list[list[Floats]] = [[], [], [], [], []]
     orders: list[tuple[Ints, Ints]] = []
-    for limit in distinct[picks]:
+    for limit in _thresholds(distinct, most, favoured_s):
         fitting = (level_s <= limit).sum(axis=1)
         inside = np.flatnonzero(fitting)
         amount = levels[inside, fitting[inside] - 1]
@@ -86,6 +89,21 @@ def prefixes(
             orders.append((nodes, amount[order].astype(np.int64)))
     time_s, energy_j, share, order_of, cut = (np.concatenate(c) for c in columns)
     return Family(time_s, energy_j, share, order_of.astype(np.int64), cut.astype(np.int64), orders)
+
+
+def _thresholds(distinct: Floats, most: int, favoured_s: Floats | None) -> Floats:
+    """Some of the round times there can be: the favoured ones, and others evenly among all."""
+    if len(distinct) <= most:
+        return distinct
+    picked = np.zeros(0, dtype=np.int64)
+    if favoured_s is not None:
+        # A favoured time of a larger fleet stands for the longest round of this one that fits into it.
+        at = np.searchsorted(distinct, favoured_s * (1 + 1e-12), side="right") - 1
+        _, first = np.unique(at, return_index=True)
+        picked = at[np.sort(first)]
+        picked = picked[picked >= 0][: most - SPREAD]
+    spread = np.linspace(0, len(distinct) - 1, most - len(picked)).round().astype(np.int64)
+    return np.asarray(distinct[np.union1d(picked, spread)])
 
 
 def _rate_prefixes(

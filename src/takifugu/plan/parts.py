@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 from takifugu.plan import families, relaxation
 from takifugu.plan.attendance import Attendance
@@ -13,10 +15,15 @@ from takifugu.plan.bounds import Dual, Guide, best_dual
 from takifugu.plan.curves import Floats
 from takifugu.plan.fleet import Fleet
 from takifugu.plan.options import Options, enumerable, enumerate_options, joined
+from takifugu.plan.plan import Plan
 from takifugu.plan.potentials import Landscape, Prices
 from takifugu.plan.prices import search
 from takifugu.plan.problem import Problem
 from takifugu.plan.values import Terrain
+
+_SHARPENED = 16
+_NEARLY = 8
+"""So many round times per share are worth looking at."""
 
 
 class Parts:
@@ -24,6 +31,7 @@ class Parts:
         self.problem = problem
         self.check = check
         """Raises when time is up."""
+        self.points = relaxation.SHARES
 
     @cached_property
     def fleet(self) -> Fleet:
@@ -50,7 +58,7 @@ class Parts:
         first = relaxation.label_multipliers(self.fleet, picked)
         if self.fleet.mix is None or self.complete:
             return first
-        rough = self._relaxed(first)
+        rough = self.relaxed(first)
         self.prices = search(Terrain(self.problem, rough, 80, self.check))
         return relaxation.priced_multipliers(
             self.fleet, first, rough, self.prices.per_second, self.versions[::2]
@@ -65,11 +73,33 @@ class Parts:
     def offers(self) -> list[relaxation.Offers | None]:
         if self.complete:
             return [None if o is None else relaxation.exact_offers(o) for o in self.all_options]
-        return self._relaxed(self.multipliers)
+        return self.relaxed(self.multipliers)
 
-    def _relaxed(self, multipliers: Floats) -> list[relaxation.Offers | None]:
-        grid = relaxation.share_grid(self.fleet)
-        return [relaxation.relaxed_offers(self.fleet, v, multipliers, grid) for v in self.versions]
+    def sharpen_(self, plan: Plan | None, points: int = relaxation.SHARES) -> None:
+        """Offers anew, on a grid of so many shares, round times that matter on their own, and with label
+        prices that suit the plan's own rounds (those there are most of)."""
+        if self.complete:
+            return
+        if self.fleet.mix is not None and plan is not None:
+            count = Counter((d.version, tuple(sorted(d.used.items()))) for d in plan.decisions)
+            rounds = [(version, dict(used)) for (version, used), _ in count.most_common(_SHARPENED)]
+            self.multipliers = relaxation.used_multipliers(self.fleet, self.multipliers, rounds)
+        self.points = points
+        self.offers = self.relaxed(self.multipliers, favoured_s=self.favoured_s)
+
+    def relaxed(
+        self,
+        multipliers: Floats,
+        present: NDArray[np.bool_] | None = None,
+        favoured_s: Sequence[Floats | None] | None = None,
+    ) -> list[relaxation.Offers | None]:
+        """[version]: relaxed rounds of everybody, or of those who are present."""
+        grid, found = relaxation.share_grid(self.fleet, self.points), []
+        for v in self.versions:
+            self.check()
+            times = None if favoured_s is None else favoured_s[v]
+            found.append(relaxation.relaxed_offers(self.fleet, v, multipliers, grid, present, times))
+        return found
 
     @cached_property
     def land(self) -> Landscape:
@@ -95,11 +125,33 @@ class Parts:
     @cached_property
     def attendance(self) -> Attendance | None:
         """Who is there when; nothing if everybody always is."""
-        return None if self.fleet.always_available else Attendance(self.fleet, self.multipliers)
+        if self.fleet.always_available:
+            return None
+        return Attendance(self.fleet, self.multipliers, self.favoured_s)
 
     @cached_property
     def families(self) -> list[families.Family | None]:
-        return [families.prefixes(self.fleet, v, self.multipliers) for v in self.versions]
+        return [
+            families.prefixes(self.fleet, v, self.multipliers, favoured_s=self.favoured_s[v])
+            for v in self.versions
+        ]
+
+    @cached_property
+    def favoured_s(self) -> list[Floats | None]:
+        """[version]: round times at which some share is cheapest, or nearly so; the best ones first."""
+        problem = self.problem
+        found: list[Floats | None] = []
+        for offers in self.offers:
+            if offers is None or offers.exact:
+                found.append(None)
+                continue
+            cost = offers.tangent_j[:, ::4] + self.prices.per_second * offers.time_s[:, None]
+            best = np.argsort(cost, axis=0, kind="stable")[:_NEARLY]
+            # Row by row: for every share its best time, then for every share its second best, and so on.
+            rows = best[np.isfinite(np.take_along_axis(cost, best, axis=0))]
+            _, first = np.unique(rows, return_index=True)
+            found.append(offers.time_s[rows[np.sort(first)]] - problem.overhead_s)
+        return found
 
     def family_options(self, bins: int) -> list[Options | None]:
         """A thinned family: the more bins, the more node sets. With windows, also of those who are there at

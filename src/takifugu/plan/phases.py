@@ -13,14 +13,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from takifugu.plan.certificate import certify
 from takifugu.plan.curves import Floats
-from takifugu.plan.fleet import Fleet
 from takifugu.plan.potentials import Prices
 from takifugu.plan.problem import Problem, at_most
-from takifugu.plan.relaxation import Offers, relaxed_offers, share_grid
+from takifugu.plan.relaxation import Offers
 from takifugu.plan.values import Terrain, Values
+
+Mask = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -49,21 +51,20 @@ class Phases:
     """[phase][version]: relaxed rounds of those who are there at some time of the phase"""
 
     @classmethod
-    def of(cls, fleet: Fleet, multipliers: Floats, most: int) -> Phases:
-        """At most so many; they begin when somebody comes or goes."""
-        problem = fleet.problem
+    def of(cls, problem: Problem, rounds: Callable[[Mask], Sequence[Offers | None]], most: int) -> Phases:
+        """At most so many; they begin when somebody comes or goes. `rounds`: relaxed ones, by version, of
+        some of the nodes."""
         windows = [node.available or ((-np.inf, np.inf),) for node in problem.nodes]
         moments = np.unique([moment for row in windows for pair in row for moment in pair])
         inside = moments[(moments > problem.start_time_s) & (moments < problem.time_limit)]
         if len(inside) >= most:
             inside = inside[np.linspace(0, len(inside) - 1, most)[1:].round().astype(int)]
         bounds = np.concatenate([[problem.start_time_s], inside, [problem.time_limit]])
-        shares, versions = share_grid(fleet), range(len(problem.versions))
-        offers = []
-        for begin, end in itertools.pairwise(bounds):
-            there = np.array([any(a < end and b > begin for a, b in row) for row in windows])
-            offers.append(tuple(relaxed_offers(fleet, v, multipliers, shares, there) for v in versions))
-        return cls(problem, bounds, tuple(offers))
+        there = [
+            np.array([any(a < end and b > begin for a, b in row) for row in windows])
+            for begin, end in itertools.pairwise(bounds)
+        ]
+        return cls(problem, bounds, tuple(tuple(rounds(mask)) for mask in there))
 
     def __len__(self) -> int:
         return len(self.offers)

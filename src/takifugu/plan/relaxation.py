@@ -8,7 +8,7 @@ The proofs are in docs/decisions/101-lower-bound.md and 102-node-sets.md; names 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,23 +16,25 @@ from numpy.typing import NDArray
 from scipy.optimize import linprog
 
 from takifugu.plan.curves import Floats
-from takifugu.plan.fleet import Fleet
+from takifugu.plan.fleet import Fleet, Used
 from takifugu.plan.options import Options
 
-THRESHOLDS = 192
-"""Most round-time thresholds per version; more are merged, which loosens the bound a little."""
+THRESHOLDS = 400
+KNAPSACKS, ITEMS = 8000, 2_000_000
+"""Most round-time thresholds per version; most knapsacks (thresholds times label multipliers), and items in
+them (times nodes). More thresholds than that are merged, which loosens the bound a little."""
 
 SHARES = 320
 """Points of the grid of effective shares."""
 
 
-def share_grid(fleet: Fleet) -> Floats:
+def share_grid(fleet: Fleet, points: int = SHARES) -> Floats:
     """Dense near 1, where the last and dearest nodes come in, and geometric towards the smallest share."""
     least = float(fleet.levels[:, 0].min()) / fleet.total
     if fleet.mix is not None:
         least *= 1.0 - fleet.problem.label_weight * 0.999
-    even = np.linspace(0.0, 1.0, SHARES * 5 // 8 + 1)[1:]
-    return np.unique(np.concatenate([even, np.geomspace(min(max(least, 1e-5), 0.5), 1.0, SHARES * 3 // 8)]))
+    even = np.linspace(0.0, 1.0, points * 5 // 8 + 1)[1:]
+    return np.unique(np.concatenate([even, np.geomspace(min(max(least, 1e-5), 0.5), 1.0, points * 3 // 8)]))
 
 
 def label_multipliers(
@@ -75,6 +77,18 @@ def priced_multipliers(
             z = _dual_multiplier(fleet, version, level, limit * (1 + 1e-12))
             if z is not None:
                 found.append(z)
+    return np.unique(np.round(np.array(found), 4), axis=0)
+
+
+def used_multipliers(fleet: Fleet, known: Floats, rounds: Iterable[tuple[int, Used]]) -> Floats:
+    """More multipliers, for rounds (version, samples used) of a plan: there the bound has to be close."""
+    found = list(known)
+    for version, used in rounds:
+        cost = fleet.round_cost(version, used)
+        limit_s = (cost.time_s - fleet.problem.overhead_s) * (1 + 1e-12)
+        z = _dual_multiplier(fleet, version, cost.share, limit_s)
+        if z is not None:
+            found.append(z)
     return np.unique(np.round(np.array(found), 4), axis=0)
 
 
@@ -200,8 +214,10 @@ def relaxed_offers(
     multipliers: Floats,
     shares: Floats,
     present: NDArray[np.bool_] | None = None,
+    favoured_s: Floats | None = None,
 ) -> Offers | None:
-    """Fractional knapsacks for a ladder of round-time thresholds. Nothing, if no node can join."""
+    """Fractional knapsacks for a ladder of round-time thresholds. Nothing, if no node can join.
+    `favoured_s`: round times not to be merged with others, if there are too many, best ones first."""
     costs = fleet.by_version[version]
     who = np.flatnonzero(costs.can_join if present is None else costs.can_join & present)
     if not len(who):
@@ -209,7 +225,8 @@ def relaxed_offers(
     fixed_s, sample_s = costs.fixed_s[who, None], costs.sample_s[who, None]
     levels = fleet.levels[who].astype(float)
     level_s = fixed_s + sample_s * levels
-    lows, highs = _ladder(level_s.ravel())
+    most = max(min(THRESHOLDS, min(KNAPSACKS, ITEMS // len(who)) // len(multipliers)), 64)
+    lows, highs = _ladder(level_s.ravel(), most, favoured_s)
     weights = effective_weights(fleet, multipliers)[:, who]  # [z, node], per sample and over Q
     tangent = np.zeros((len(lows), len(shares)))
     left = np.zeros_like(tangent)
@@ -232,13 +249,17 @@ def relaxed_offers(
     )
 
 
-def _ladder(times: Floats) -> tuple[Floats, Floats]:
+def _ladder(times: Floats, most: int, favoured_s: Floats | None) -> tuple[Floats, Floats]:
     """Thresholds [low, high]: a round whose slowest member lies in between is charged `low` and may use
     every node that is done by `high`. With few distinct times the two are equal and nothing is lost."""
     distinct = np.unique(times)
-    if len(distinct) <= THRESHOLDS:
+    if len(distinct) <= most:
         return distinct, distinct
-    cuts = np.unique(np.linspace(0, len(distinct), THRESHOLDS + 1).astype(int))
+    cuts = np.linspace(0, len(distinct), (most if favoured_s is None else most // 2) + 1).astype(int)
+    if favoured_s is not None:
+        at = np.searchsorted(distinct, favoured_s[: most // 6] * (1 - 1e-12))
+        cuts = np.concatenate([cuts, *(np.minimum(at + k, len(distinct)) for k in range(3))])
+    cuts = np.unique(cuts)
     return distinct[cuts[:-1]], distinct[cuts[1:] - 1]
 
 

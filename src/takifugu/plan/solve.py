@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -168,12 +169,19 @@ class Solver(Parts):
                 return
             if self._exact(3_000_000 if self.tolerance == 0.0 else 30_000 if self.thorough else 4_000):
                 return
-        for cells, fine in ((300, 400), (700, 1000)):
+        for cells, fine, points in ((300, 400, 320), (700, 1000, 800)):
+            if points != self.points and len(self.problem.nodes) <= LARGE_FLEET:
+                self.sharpen_(self.plan, points)
             terrain = Terrain(self.problem, self.offers, cells, self.check)
             if not terrain.sound:
                 break
             priced = prices_around(terrain, self.prices)
             self._follow(priced)
+            if self.fleet.mix is not None and self.plan is not None and self.thorough:
+                self.sharpen_(self.plan, points)
+                terrain = Terrain(self.problem, self.offers, cells, self.check)
+                priced = prices_around(terrain, self.prices)
+                self._follow(priced)
             if self.plan is None:
                 if self._hopeless():
                     return
@@ -249,7 +257,8 @@ class Solver(Parts):
         """The same with time in phases: the bound knows who is there when. The finer, the more phases."""
         if self.complete or len(self.problem.nodes) > LARGE_FLEET:
             return
-        phases = Phases.of(self.fleet, self.multipliers, PHASES if cells < 1000 else PHASES * 3 // 2)
+        most = PHASES if cells < 1000 else PHASES * 3 // 2
+        phases = Phases.of(self.problem, partial(self.relaxed, self.multipliers), most)
         if len(phases) == 1:
             return
         terrain = PhasedTerrain(phases, self.offers, 150, self.check)
