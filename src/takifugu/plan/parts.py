@@ -92,9 +92,10 @@ class Parts:
         multipliers: Floats,
         present: NDArray[np.bool_] | None = None,
         favoured_s: Sequence[Floats | None] | None = None,
+        points: int | None = None,
     ) -> list[relaxation.Offers | None]:
         """[version]: relaxed rounds of everybody, or of those who are present."""
-        grid, found = relaxation.share_grid(self.fleet, self.points), []
+        grid, found = relaxation.share_grid(self.fleet, points or self.points), []
         for v in self.versions:
             self.check()
             times = None if favoured_s is None else favoured_s[v]

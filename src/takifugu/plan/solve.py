@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from takifugu.errors import UsageError
+from takifugu.plan import relaxation
 from takifugu.plan.baselines import run_baselines
 from takifugu.plan.certificate import certify
 from takifugu.plan.options import Options
@@ -196,7 +197,8 @@ class Solver(Parts):
                 return
             if self.plan is not None and len(self.problem.nodes) > LARGE_FLEET:
                 continue  # sweeps are slow on such fleets, and rarely better
-            self._sweeps(self.family_options(10), ((300, 8, 0.003), (600, 24, 0.003)), terrain, priced)
+            width = (300, 8, 0.003) if fine < 1000 else (600, 24, 0.003)
+            self._sweeps(self.family_options(10), (width,), terrain, priced)
             if self._good():
                 return
         if self.plan is not None and len(self.problem.nodes) > LARGE_FLEET:
@@ -257,8 +259,8 @@ class Solver(Parts):
         """The same with time in phases: the bound knows who is there when. The finer, the more phases."""
         if self.complete or len(self.problem.nodes) > LARGE_FLEET:
             return
-        most = PHASES if cells < 1000 else PHASES * 3 // 2
-        phases = Phases.of(self.problem, partial(self.relaxed, self.multipliers), most)
+        rounds = partial(self.relaxed, self.multipliers, points=relaxation.SHARES)
+        phases = Phases.of(self.problem, rounds, PHASES)
         if len(phases) == 1:
             return
         terrain = PhasedTerrain(phases, self.offers, 150, self.check)
