@@ -1,6 +1,7 @@
 """Gap and time of the planner on 100 random problems of realistic size (see plan_instances.py).
 
     python -m benchmarks.plan_quality [--count 100] [--time-limit 30] [--first 0]
+    python -m benchmarks.plan_quality --join FIRST.json SECOND.json
 
 Writes benchmarks/results/plan_quality_30s.json (or whatever the limit is): one row per problem, and the
 figures of docs/results/planner.md; and plan_best_known.json, the lowest energy any run found for each.
@@ -70,14 +71,28 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--time-limit", type=float, default=30.0)
     parser.add_argument("--tolerance", type=float, default=0.01)
+    parser.add_argument(
+        "--join", type=Path, nargs="+", help="results of parts of the problems, made with --first"
+    )
     options = parser.parse_args()
-    rows = []
-    for seed in range(options.first, options.first + options.count):
-        rows.append(measure(seed, options.time_limit, options.tolerance))
-        print(json.dumps(rows[-1]), flush=True)
+    rows: list[dict[str, object]] = []
+    if options.join:
+        rows = [row for path in options.join for row in json.loads(path.read_text())["rows"]]
+    else:
+        for seed in range(options.first, options.first + options.count):
+            rows.append(measure(seed, options.time_limit, options.tolerance))
+            print(json.dumps(rows[-1]), flush=True)
+    found = summary(rows, options.time_limit, options.tolerance)
+    RESULTS.mkdir(exist_ok=True)
+    name = f"plan_quality_{options.time_limit:g}s.json"
+    (RESULTS / name).write_text(json.dumps({"summary": found, "rows": rows}, indent=1) + "\n")
+    print(json.dumps(found, indent=1))
+
+
+def summary(rows: list[dict[str, object]], time_limit_s: float, tolerance: float) -> dict[str, object]:
     gaps = np.array([1.0 if r["gap"] is None else r["gap"] for r in rows], dtype=float)
     seconds = np.array([r["seconds"] for r in rows], dtype=float)
-    proven = gaps <= options.tolerance
+    proven = gaps <= tolerance
     beaten = [
         r["seed"]
         for r in rows
@@ -85,10 +100,10 @@ def main() -> None:
     ]
     known = update_best_known(rows)
     over = [float(r["energy_j"]) / known[str(r["seed"])] for r in rows if r["energy_j"] is not None]  # type: ignore[arg-type]
-    summary = {
+    return {
         "count": len(rows),
-        "time_limit_s": options.time_limit,
-        "tolerance": options.tolerance,
+        "time_limit_s": time_limit_s,
+        "tolerance": tolerance,
         "with_plan": int(sum(r["energy_j"] is not None for r in rows)),
         "proven_within_2_s": int((proven & (seconds <= 2.0)).sum()),
         "proven_within_limit": int(proven.sum()),
@@ -99,10 +114,6 @@ def main() -> None:
         "above_a_baseline": beaten,
         "mean_over_best_known": float(np.mean(over)),
     }
-    RESULTS.mkdir(exist_ok=True)
-    name = f"plan_quality_{options.time_limit:g}s.json"
-    (RESULTS / name).write_text(json.dumps({"summary": summary, "rows": rows}, indent=1) + "\n")
-    print(json.dumps(summary, indent=1))
 
 
 if __name__ == "__main__":
