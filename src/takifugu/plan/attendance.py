@@ -15,8 +15,8 @@ from takifugu.plan.problem import at_most
 
 Mask = NDArray[np.bool_]
 
-_ORDERS = 2000
-"""Orders per family: there are many families here, one for each crowd."""
+_ORDERS, _FEW = 1000, 250
+"""Orders per family: there are many families here, one for each crowd, and many crowds at once."""
 
 
 @dataclass
@@ -25,7 +25,7 @@ class Attendance:
     multipliers: Floats
     favoured_s: Sequence[Floats | None]
     """[version]: round times worth looking at"""
-    _known: dict[tuple[int, bytes], Family | None] = field(default_factory=dict, repr=False)
+    _known: dict[tuple[int, int, bytes], Family | None] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         rows = [
@@ -49,11 +49,11 @@ class Attendance:
         place = int(np.searchsorted(self._openings, clock, side="right"))
         return float(self._openings[place]) if place < len(self._openings) else np.inf
 
-    def family(self, version: int, mask: Mask) -> Family | None:
-        key = (version, mask.tobytes())
+    def family(self, version: int, mask: Mask, orders: int = _ORDERS) -> Family | None:
+        key = (version, orders, mask.tobytes())
         if key not in self._known:
             favoured_s = self.favoured_s[version]
-            self._known[key] = prefixes(self.fleet, version, self.multipliers, mask, _ORDERS, favoured_s)
+            self._known[key] = prefixes(self.fleet, version, self.multipliers, mask, orders, favoured_s)
         return self._known[key]
 
     def crowds(self, version: int, most: int = 14) -> list[Family]:
@@ -66,5 +66,5 @@ class Attendance:
         if len(moments) > most:
             moments = moments[np.linspace(0, len(moments) - 1, most).round().astype(int)]
         masks = [self.present(float(t), float(t)) for t in (problem.start_time_s, *moments)]
-        found = [self.family(version, mask) for mask in masks if mask.any()]
+        found = [self.family(version, mask, _FEW) for mask in masks if mask.any()]
         return [f for f in found if f is not None]

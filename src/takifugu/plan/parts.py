@@ -65,6 +65,11 @@ class Parts:
         )
 
     @cached_property
+    def few_multipliers(self) -> Floats:
+        """Those that suit a plan, once there is one; for bounds that cannot afford more."""
+        return self.multipliers
+
+    @cached_property
     def prices(self) -> Prices:
         """The best prices of time and rounds (where labels count, their multipliers find them)."""
         return search(Terrain(self.problem, self.offers, 100, self.check))
@@ -83,7 +88,8 @@ class Parts:
         if self.fleet.mix is not None and plan is not None:
             count = Counter((d.version, tuple(sorted(d.used.items()))) for d in plan.decisions)
             rounds = [(version, dict(used)) for (version, used), _ in count.most_common(_SHARPENED)]
-            self.multipliers = relaxation.used_multipliers(self.fleet, self.multipliers, rounds)
+            self.few_multipliers = relaxation.used_multipliers(self.fleet, self.multipliers[:1], rounds)
+            self.multipliers = np.unique(np.concatenate([self.multipliers, self.few_multipliers]), axis=0)
         self.points = points
         self.offers = self.relaxed(self.multipliers, favoured_s=self.favoured_s)
 

@@ -191,14 +191,14 @@ class Solver(Parts):
                 self._certify(terrain, priced, fine // 2)
                 return
             self._certify(terrain, priced, fine)
-            if not self._good() and self.attendance is not None:
-                self._certify_phases(priced.energy_j, fine)
             if self._good():
                 return
             if self.plan is not None and len(self.problem.nodes) > LARGE_FLEET:
                 continue  # sweeps are slow on such fleets, and rarely better
             width = (300, 8, 0.003) if fine < 1000 else (600, 24, 0.003)
             self._sweeps(self.family_options(10), (width,), terrain, priced)
+            if not self._good() and self.attendance is not None:
+                self._certify_phases(priced.energy_j, fine)
             if self._good():
                 return
         if self.plan is not None and len(self.problem.nodes) > LARGE_FLEET:
@@ -259,7 +259,7 @@ class Solver(Parts):
         """The same with time in phases: the bound knows who is there when. The finer, the more phases."""
         if self.complete or len(self.problem.nodes) > LARGE_FLEET:
             return
-        rounds = partial(self.relaxed, self.multipliers, points=relaxation.SHARES)
+        rounds = partial(self.relaxed, self.few_multipliers, points=relaxation.SHARES)
         phases = Phases.of(self.problem, rounds, PHASES)
         if len(phases) == 1:
             return
