@@ -15,7 +15,7 @@ from takifugu.plan.problem import at_most
 
 Mask = NDArray[np.bool_]
 
-_ORDERS, _FEW = 1000, 250
+_ORDERS, _FEW = 600, 250
 """Orders per family: there are many families here, one for each crowd, and many crowds at once."""
 
 

@@ -44,6 +44,8 @@ ENOUGH = 1.001
 LARGE_FLEET = 2000
 PHASES = 8
 """Phases of time in a bound, where nodes come and go."""
+PHASES_GAIN = 1.004
+"""By how much they must raise the estimate of the least energy to be worth a certificate."""
 SMALL_ROWS = 20_000
 """Most rows (node sets, all versions) for which the exact search is tried first."""
 
@@ -137,6 +139,7 @@ class Solver(Parts):
         self.rungs: list[str] = []
         self.infeasible = False
         self.thorough = True
+        self.phases_help = True
         self.reached: Reached | None = None
 
     def _in_time(self) -> None:
@@ -177,6 +180,8 @@ class Solver(Parts):
             if not terrain.sound:
                 break
             priced = prices_around(terrain, self.prices)
+            if self.plan is None and self.attendance is not None:
+                self._simple()  # plans of whoever is there take longer: first any plan at all
             self._follow(priced)
             if self.fleet.mix is not None and self.plan is not None and self.thorough:
                 self.sharpen_(self.plan, points)
@@ -198,7 +203,7 @@ class Solver(Parts):
             width = (300, 8, 0.003) if fine < 1000 else (600, 24, 0.003)
             self._sweeps(self.family_options(10), (width,), terrain, priced)
             if not self._good() and self.attendance is not None:
-                self._certify_phases(priced.energy_j, fine)
+                self._certify_phases(priced, fine)
             if self._good():
                 return
         if self.plan is not None and len(self.problem.nodes) > LARGE_FLEET:
@@ -255,18 +260,21 @@ class Solver(Parts):
         found = certify(terrain, priced.values, priced.best, 1.3 * (known + limits), fine)
         self._raise_bound(float(found.from_start(problem)[0]), "whole-round bound")
 
-    def _certify_phases(self, estimate_j: float, cells: int) -> None:
-        """The same with time in phases: the bound knows who is there when. The finer, the more phases."""
-        if self.complete or len(self.problem.nodes) > LARGE_FLEET:
+    def _certify_phases(self, priced: Priced, cells: int) -> None:
+        """The same with time in phases: the bound knows who is there when. Only where that promises more."""
+        if self.complete or len(self.problem.nodes) > LARGE_FLEET or not self.phases_help:
             return
         rounds = partial(self.relaxed, self.few_multipliers, points=relaxation.SHARES)
         phases = Phases.of(self.problem, rounds, PHASES)
         if len(phases) == 1:
             return
         terrain = PhasedTerrain(phases, self.offers, 150, self.check)
-        known = estimate_j if self.plan is None else self.plan.energy_j
+        known = priced.energy_j if self.plan is None else self.plan.energy_j
         prices = climb(terrain, self.prices, known)
         values = terrain.estimate([prices])
+        self.phases_help = float(terrain.from_start(values, [prices])[0]) > priced.energy_j * PHASES_GAIN
+        if not self.phases_help:
+            return
         certified = terrain.certified(values, 0, prices, 1.3 * (known + phases.limits_j(prices)), cells)
         self._raise_bound(float(terrain.from_start(certified, [prices])[0]), "bound by phases")
 
