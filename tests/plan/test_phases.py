@@ -48,7 +48,7 @@ def test_never_above_the_optimum_at_any_prices(force: tuple[str, ...]) -> None:
             values = terrain.estimate(prices)
             for k, p in enumerate(prices):
                 most_j = 1.3 * (truth.energy + phases.limits_j(p))
-                found = terrain.certified(values, k, p, most_j, 60)
+                found = terrain.certified(values, k, most_j, 60)
                 bounds.append(float(terrain.from_start(found, [p])[0]))
                 assert bounds[-1] <= truth.energy * (1 + 1e-9)
         tight.append(max(bounds) / truth.energy)
@@ -68,7 +68,7 @@ def test_it_sees_what_the_bound_without_phases_does_not() -> None:
     phased = PhasedTerrain(phases, parts.offers, 100)
     prices = climb(phased, parts.prices, without_j, steps=10)
     values = phased.estimate([prices])
-    found = phased.certified(values, 0, prices, 1.3 * (1.2 * without_j + phases.limits_j(prices)), 300)
+    found = phased.certified(values, 0, 1.3 * (1.2 * without_j + phases.limits_j(prices)), 300)
     bound_j = float(phased.from_start(found, [prices])[0])
     results = Path(benchmarks.__file__).parent / "results"
     best_known_j = json.loads((results / "plan_best_known.json").read_text())[str(seed)]

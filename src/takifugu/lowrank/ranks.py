@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from takifugu.errors import RankError, near_misses
+from takifugu.numbers import is_number
 
 Spectrum = npt.NDArray[np.float64]
 Unit = Literal["params", "macs", "bytes"]
@@ -92,7 +93,7 @@ class Ratio(_OneByOne):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not (_is_number(self.ratio) and 0 < self.ratio <= 1):
+        if not (is_number(self.ratio) and 0 < self.ratio <= 1):
             raise RankError(
                 f"rank ratio {self.ratio!r} is not in (0, 1]; use a float like 0.25, or an int for a count"
             )
@@ -134,7 +135,7 @@ class Energy(_OneByOne):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not (_is_number(self.kept) and 0 < self.kept <= 1):
+        if not (is_number(self.kept) and 0 < self.kept <= 1):
             raise RankError(f"energy kept {self.kept!r} is not in (0, 1]; use a share like 0.9")
 
     def rank(self, matrix: Matrix) -> int:
@@ -156,7 +157,7 @@ class StableRank(_OneByOne):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not (_is_number(self.scale) and self.scale > 0):
+        if not (is_number(self.scale) and self.scale > 0):
             raise RankError(f"scale {self.scale!r} of the stable rank must be positive")
 
     def rank(self, matrix: Matrix) -> int:
@@ -201,7 +202,7 @@ class Budget(RankRule):
         if len(given) != 1:
             raise RankError("a budget takes exactly one of params=, macs= or bytes=")
         (unit, amount), *_ = given.items()
-        if not _is_number(amount) or amount <= 0:
+        if not is_number(amount) or amount <= 0:
             raise RankError(f"budget {unit}={amount!r} must be positive")
         if isinstance(amount, float) and amount > 1 and not amount.is_integer():
             raise RankError(f"budget {unit}={amount!r}: use an int for an amount, a float for a share")
@@ -355,10 +356,6 @@ def _from_text(text: str) -> RankRule:
 
 def _number(text: str) -> int | float:
     return int(text) if text.lstrip("+-").isdigit() else float(text)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _check_multiple(multiple: int) -> None:

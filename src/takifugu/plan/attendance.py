@@ -29,9 +29,7 @@ class Attendance:
 
     def __post_init__(self) -> None:
         rows = [
-            (i, a, at_most(b))
-            for i, node in enumerate(self.fleet.problem.nodes)
-            for a, b in (((-np.inf, np.inf),) if node.available is None else node.available)
+            (i, a, at_most(b)) for i, node in enumerate(self.fleet.problem.nodes) for a, b in node.windows
         ]
         self._node = np.array([i for i, *_ in rows], dtype=np.int64)
         self._opens = np.array([a for _, a, _ in rows], dtype=float)

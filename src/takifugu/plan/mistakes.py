@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -11,6 +10,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from takifugu.errors import near_misses
+from takifugu.numbers import is_number
 
 
 def says(error: ValidationError, data: Mapping[str, Any], origins: Sequence[str] | None) -> Iterator[str]:
@@ -119,7 +119,7 @@ def _not_plain(value: object, where: str) -> Iterator[str]:
     elif isinstance(value, list | tuple):
         for index, inner in enumerate(value):
             yield from _not_plain(inner, f"{where}[{index}]")
-    elif not (value is None or isinstance(value, str | bool) or _number(value)):
+    elif not (value is None or isinstance(value, str | bool) or is_number(value)):
         yield f"{where}: {_short(value)} has no form in a plan file; give a finite number or a text"
 
 
@@ -196,7 +196,7 @@ def _nodes(
             yield f"{at('labels')}: is missing, and label_weight is above 0; add the histogram or set it to 0"
         windows = node.get("available")
         for number, window in enumerate(windows if isinstance(windows, list) else ()):
-            if not (isinstance(window, list) and len(window) == 2 and all(_number(end) for end in window)):
+            if not (isinstance(window, list) and len(window) == 2 and all(is_number(end) for end in window)):
                 continue
             if window[0] >= window[1]:
                 where = path_of(["nodes", index, "available", number], origins)
@@ -205,12 +205,3 @@ def _nodes(
 
 def _node_field(index: int, origins: Sequence[str] | None, field: str) -> str:
     return path_of(["nodes", index, field], origins)
-
-
-def _number(value: object) -> bool:
-    if not isinstance(value, (int, float)) or isinstance(value, bool):
-        return False
-    try:
-        return math.isfinite(value)
-    except OverflowError:  # a whole number beyond any float
-        return False

@@ -146,7 +146,6 @@ class Parts:
     @cached_property
     def favoured_s(self) -> list[Floats | None]:
         """[version]: round times at which some share is cheapest, or nearly so; the best ones first."""
-        problem = self.problem
         found: list[Floats | None] = []
         for offers in self.offers:
             if offers is None or offers.exact:
@@ -157,7 +156,7 @@ class Parts:
             # Row by row: for every share its best time, then for every share its second best, and so on.
             rows = best[np.isfinite(np.take_along_axis(cost, best, axis=0))]
             _, first = np.unique(rows, return_index=True)
-            found.append(offers.time_s[rows[np.sort(first)]] - problem.overhead_s)
+            found.append(offers.time_s[rows[np.sort(first)]] - self.problem.overhead_s)
         return found
 
     def family_options(self, bins: int) -> list[Options | None]:

@@ -122,8 +122,6 @@ class _Menu:
         self.terrain = terrain
         self.rows = [prices.of(k) for k in range(len(terrain.phases))]
         self._known: dict[tuple[int, int], tuple[Floats, Floats, Floats]] = {}
-        index = terrain.problem.version_index
-        self._exits = [(index[s.source], index[s.target], s) for s in terrain.problem.switches]
 
     def best(
         self, values: Values, phase: int, version: int, loss: float, here: float
@@ -132,7 +130,9 @@ class _Menu:
         best = None
         stay = [(version, 0.0, 0.0, 0.0)]
         ways = stay + [
-            (t, self.rows[phase].fee(s), s.time_s, s.loss_jump) for v, t, s in self._exits if v == version
+            (t, self.rows[phase].fee(s), s.time_s, s.loss_jump)
+            for v, t, s in self.terrain.terrains[phase].switches
+            if v == version
         ]
         for target, fee, time_s, jump in ways:
             if not self.terrain.terrains[phase].usable[target]:

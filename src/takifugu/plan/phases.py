@@ -31,9 +31,6 @@ class PhasePrices:
     """[phase]"""
     per_round: float
 
-    def scaled(self, second: float, round_: float = 1.0) -> PhasePrices:
-        return PhasePrices(self.per_second * second, self.per_round * round_)
-
     def of(self, phase: int) -> Prices:
         """A switch may lie anywhere before the round it belongs to, so its time counts for the least."""
         least = float(self.per_second[: phase + 1].min())
@@ -54,7 +51,7 @@ class Phases:
     def of(cls, problem: Problem, rounds: Callable[[Mask], Sequence[Offers | None]], most: int) -> Phases:
         """At most so many; they begin when somebody comes or goes. `rounds`: relaxed ones, by version, of
         some of the nodes."""
-        windows = [node.available or ((-np.inf, np.inf),) for node in problem.nodes]
+        windows = [node.windows for node in problem.nodes]
         moments = np.unique([moment for row in windows for pair in row for moment in pair])
         inside = moments[(moments > problem.start_time_s) & (moments < problem.time_limit)]
         if len(inside) >= most:
@@ -72,15 +69,6 @@ class Phases:
     @property
     def lengths_s(self) -> Floats:
         return np.diff(self.bounds)
-
-    def at(self, clock_s: float) -> int:
-        return int(np.clip(np.searchsorted(self.bounds, clock_s, side="right") - 1, 0, len(self) - 1))
-
-    def time_j(self, prices: PhasePrices, begin_s: float, end_s: float) -> float:
-        """The price of all the time between two moments."""
-        paid = np.concatenate([[0.0], np.cumsum(prices.per_second * self.lengths_s)])
-        first, last = np.interp([begin_s, end_s], self.bounds, paid)
-        return float(last - first)
 
     def limits_j(self, prices: PhasePrices) -> float:
         """The price of all the time and all the rounds there are. A round may end after its phase by as
@@ -114,7 +102,7 @@ class PhasedTerrain:
         return found
 
     def certified(
-        self, values: Sequence[Values], which: int, prices: PhasePrices, most_j: float, cells: int
+        self, values: Sequence[Values], which: int, most_j: float, cells: int
     ) -> tuple[Values, ...]:
         """[phase]: values that provably bound what is left to pay, from one of the estimates."""
         found: tuple[Values, ...] = ()

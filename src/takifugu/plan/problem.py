@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -62,6 +63,11 @@ class Node:
     labels: tuple[int, ...] | None = None
     available: tuple[Window, ...] | None = None
     source: str | None = None
+
+    @property
+    def windows(self) -> tuple[Window, ...]:
+        """When it is there: always, if nothing is said; never, if the list is empty."""
+        return ((-math.inf, math.inf),) if self.available is None else self.available
 
     def can_hold(self, version: Version) -> bool:
         if self.memory_bytes is None or version.memory_bytes is None:

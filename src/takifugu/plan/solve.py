@@ -275,7 +275,7 @@ class Solver(Parts):
         self.phases_help = float(terrain.from_start(values, [prices])[0]) > priced.energy_j * PHASES_GAIN
         if not self.phases_help:
             return
-        certified = terrain.certified(values, 0, prices, 1.3 * (known + phases.limits_j(prices)), cells)
+        certified = terrain.certified(values, 0, 1.3 * (known + phases.limits_j(prices)), cells)
         self._raise_bound(float(terrain.from_start(certified, [prices])[0]), "bound by phases")
 
     def _good(self) -> bool:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 from takifugu.errors import ReportError
+from takifugu.numbers import is_number
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Fields:
 
     def number(self, name: str) -> float:
         value = self._get(name)
-        if not _is_number(value):
+        if not is_number(value):
             self._fail(name, "a number", value)
         return float(value)
 
@@ -32,7 +32,7 @@ class Fields:
 
     def numbers_or_none(self, name: str) -> list[float] | None:
         value = self.data.get(name)
-        if value is not None and not (isinstance(value, list) and all(map(_is_number, value))):
+        if value is not None and not (isinstance(value, list) and all(map(is_number, value))):
             self._fail(name, "a list of numbers", value)
         return value
 
@@ -89,15 +89,6 @@ class Fields:
     def _fail(self, name: str, wanted: str, value: object) -> NoReturn:
         shown = repr(value) if len(repr(value)) <= 60 else repr(value)[:57] + "..."
         raise ReportError(f"{self.where}: {name!r} must be {wanted}, is {shown}; {_ADVICE}")
-
-
-def _is_number(value: object) -> bool:
-    if not isinstance(value, (int, float)) or isinstance(value, bool):
-        return False
-    try:
-        return math.isfinite(value)
-    except OverflowError:  # a whole number beyond any float
-        return False
 
 
 _ADVICE = "the file is damaged or of another format, write it anew"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -10,6 +9,7 @@ import torch
 from torch import nn
 
 from takifugu.errors import UsageError, near_misses
+from takifugu.numbers import is_number
 
 _KINDS: dict[str, tuple[type[torch.optim.Optimizer], frozenset[str]]] = {
     "sgd": (torch.optim.SGD, frozenset({"lr", "momentum", "weight_decay", "nesterov", "dampening"})),
@@ -60,8 +60,8 @@ def _fits(option: str, value: Any) -> bool:
     if option in _FLAGS:
         return isinstance(value, bool)
     if option == "betas":
-        return isinstance(value, list | tuple) and len(value) == 2 and all(map(_is_number, value))
-    return _is_number(value) and (value > 0 if option in ("lr", "eps") else value >= 0)
+        return isinstance(value, list | tuple) and len(value) == 2 and all(map(is_number, value))
+    return is_number(value) and (value > 0 if option in ("lr", "eps") else value >= 0)
 
 
 def _wanted(option: str) -> str:
@@ -70,7 +70,3 @@ def _wanted(option: str) -> str:
     if option == "betas":
         return "a list of two numbers such as [0.9, 0.999]"
     return "a number above 0" if option in ("lr", "eps") else "a number of at least 0"
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

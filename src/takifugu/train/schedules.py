@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 from takifugu.errors import UsageError, near_misses
+from takifugu.numbers import is_number
 
 
 @dataclass(frozen=True)
@@ -173,21 +174,19 @@ def schedule_for(table: Mapping[str, Any], where: str = "schedule") -> Schedule:
 
 def _checked(where: str, name: str, value: Any) -> Any:
     if name == "at":
-        if not isinstance(value, list | tuple) or not all(_is_number(item) for item in value):
+        if not isinstance(value, list | tuple) or not all(_is_amount(item) for item in value):
             raise UsageError(f"{where}: {value!r} is not a list of epochs such as [150, 250]")
         return tuple(value)
     if name == "warmup_steps":
         if not isinstance(value, int) or isinstance(value, bool):
             raise UsageError(f"{where}: {value!r} is not a whole number of steps")
-    elif not _is_number(value):
+    elif not _is_amount(value):
         raise UsageError(f"{where}: {value!r} is not a number of at least 0")
     return value
 
 
-def _is_number(value: Any) -> bool:
-    return (
-        isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
-    )
+def _is_amount(value: Any) -> bool:
+    return is_number(value) and value >= 0
 
 
 def _between(start: float, end: float, share: float) -> float:

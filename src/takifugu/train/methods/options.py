@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from takifugu.errors import TakifuguError, UsageError
+from takifugu.numbers import is_number
 
 
 def require_count(option: str, value: Any, least: int, meaning: str) -> int:
@@ -18,13 +18,13 @@ def require_count(option: str, value: Any, least: int, meaning: str) -> int:
 
 def require_share(option: str, value: Any, meaning: str) -> float:
     """A number between 0 and 1, both excluded: keeping all or nothing is not what a method is for."""
-    if not _is_number(value) or not 0 < value < 1:
+    if not is_number(value) or not 0 < value < 1:
         raise UsageError(f"{option}: {value!r} is not a share of {meaning} above 0 and below 1, such as 0.3")
     return float(value)
 
 
 def require_amount(option: str, value: Any) -> float:
-    if not _is_number(value) or value < 0:
+    if not is_number(value) or value < 0:
         raise UsageError(f"{option}: {value!r} is not a number of at least 0")
     return float(value)
 
@@ -41,7 +41,3 @@ def told_as(option: str) -> Iterator[None]:
         yield
     except TakifuguError as error:
         raise UsageError(f"{option}: {error}") from None
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
