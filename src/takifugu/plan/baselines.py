@@ -16,6 +16,7 @@ from functools import cached_property
 import numpy as np
 
 from takifugu.plan import families
+from takifugu.plan.curves import step_one
 from takifugu.plan.fleet import Fleet, RoundCost, Used
 from takifugu.plan.plan import Decision, Plan, meets_limits, replay
 from takifugu.plan.problem import Problem
@@ -126,7 +127,7 @@ class _Walk:
         cost = self.cost(decision.version, decision.used)
         self.clock += cost.time_s
         curve = self.problem.versions[decision.version].curve
-        self.loss = float(curve.step(np.float64(self.loss), np.float64(cost.share)))  # type: ignore[arg-type]
+        self.loss = step_one(curve, self.loss, cost.share)
         self.decisions.append(decision)
         self.stuck = self.loss >= before and len(self.decisions) > 1
         return self.clock <= self.problem.time_limit

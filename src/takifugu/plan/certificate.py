@@ -109,22 +109,12 @@ def _fine_grid(terrain: Terrain, curve: SmoothCurve, rough: Floats, close: Charg
     step = grid[:2]
     strongest = close.high[-1:]
     for _ in range(_STEPS):
-        step = _before(curve, step, strongest, grid[-1])
+        step = np.minimum(curve.before(step, strongest), grid[-1])
         if not step[0] < step[1] < grid[-1]:
             break
         wanted += list(step)
     points = np.unique(np.concatenate([even, wanted]))
     return np.asarray(points[(points >= grid[0]) & (points <= grid[-1])])
-
-
-def _before(curve: SmoothCurve, after: Floats, share: Floats, top: float) -> Floats:
-    """The losses from which one round of this share leads to `after`; `top` where that is higher."""
-    low, high = after, np.full_like(after, top)
-    for _ in range(40):
-        middle = 0.5 * (low + high)
-        reached = curve.step(middle, share) <= after
-        low, high = np.where(reached, middle, low), np.where(reached, high, middle)
-    return high
 
 
 def _switch_limits(
@@ -174,27 +164,22 @@ class _Ahead:
 
     @classmethod
     def of(cls, way: _Rounds, value: Floats, slopes: _Range) -> _Ahead:
-        width = np.diff(way.arrivals.grid)[:, None]
-        far, near = way.arrivals.ahead(value), way.before.ahead(value)
-        done = way.arrivals.done
-        bottom = np.where(done, 0, way.arrivals.cell)
-        top = np.where(way.before.done, 0, way.before.cell)
+        from takifugu.plan import kernels
 
-        def dip(highest: Ints, after: Floats) -> Floats:
-            # V after the round is at least its chord, less a quarter of (range of slopes x width).
-            least, most = slopes(bottom[:-1], highest[1:])
-            least = np.where(done[:-1], 0.0, least)  # below the target the slope is 0
-            return np.minimum((most - least) * width * 0.25, np.maximum(after[1:] - far[:-1], 0.0))
-
-        # The same across the interval of shares: slope in the share is slope in the loss times pull.
-        low, high = slopes(bottom, top)
-        low = np.where(done, 0.0, low)
-        with np.errstate(invalid="ignore", over="ignore"):
-            span = (high * way.strong - low * way.weak) * (way.close.high - way.close.low) * 0.25
-        span = np.where(np.isnan(span), np.inf, np.maximum(span, 0.0))
-        across = np.minimum(span, np.maximum(near - far, 0.0))
-        here = np.broadcast_to(np.arange(len(width))[:, None], bottom[:-1].shape)
-        return cls(near, far, across, dip(bottom, far), dip(top, near), slopes(bottom[:-1], here)[1])
+        there, before = way.arrivals, way.before
+        return cls(
+            *kernels.ahead(
+                there.grid,
+                value,
+                slopes.floor,
+                slopes.roof,
+                (there.cell, there.above, there.done),
+                (before.cell, before.above, before.done),
+                way.weak,
+                way.strong,
+                way.close.high - way.close.low,
+            )
+        )
 
 
 @dataclass(frozen=True)
@@ -307,7 +292,7 @@ class _Range:
                 table.append(wider)
             step *= 2
         self.count = len(row)
-        self.floor, self.roof = np.concatenate(self.least), np.concatenate(self.most)
+        self.floor, self.roof = np.array(self.least), np.array(self.most)
 
     def __call__(self, first: Ints, last: Ints) -> tuple[Floats, Floats]:
         last = np.maximum(last, first)

@@ -11,6 +11,7 @@ the rate at which the loss falls. Lower bounds from the continuous relaxation ne
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Protocol, runtime_checkable
@@ -25,6 +26,15 @@ Floats = NDArray[np.float64]
 class Curve(Protocol):
     def step(self, loss: Floats, share: Floats) -> Floats:
         """The loss after one round; arguments broadcast."""
+
+
+def step_one(curve: Curve, loss: float, share: float) -> float:
+    """The loss after one round. Plans are walked along round by round, thousands of times, so a curve may
+    have a quick way for plain numbers."""
+    quick = getattr(curve, "step_one", None)
+    if quick is not None:
+        return float(quick(loss, share))
+    return float(curve.step(np.float64(loss), np.float64(share)))  # type: ignore[arg-type]
 
 
 @runtime_checkable
@@ -47,6 +57,10 @@ class SmoothCurve(FlowCurve, Protocol):
     def pull(self, loss: Floats, low: Floats, high: Floats) -> tuple[Floats, Floats]:
         """The least and the most that the loss after a round falls per share, for shares from low to high."""
 
+    def before(self, loss: Floats, share: Floats) -> Floats:
+        """The loss from which one round leads to this one; infinity if there is none that high, the loss
+        itself where such a round would change nothing."""
+
 
 @dataclass(frozen=True)
 class _DataCurve:
@@ -63,6 +77,15 @@ class _DataCurve:
         with np.errstate(over="ignore", divide="ignore"):
             rise = np.power(1.0 / share, self.data_exponent) - 1.0
         return np.asarray(self.floor + self.data_gain * rise)
+
+    def _asymptote_one(self, share: float) -> float:
+        """Infinity where there is no data, or hardly any."""
+        if self.data_gain == 0.0:
+            return self.floor
+        try:
+            return self.floor + self.data_gain * ((1.0 / share) ** self.data_exponent - 1.0)
+        except (OverflowError, ZeroDivisionError):
+            return math.inf
 
     def _falls(self, share: Floats) -> Floats:
         """How fast the asymptote falls with the share; never faster at a larger one."""
@@ -92,6 +115,15 @@ class Exponential(_DataCurve):
         above = np.maximum(loss - a, 0.0)
         moved = a + above * np.exp(-self.rate * share)
         return np.where(loss > a, np.minimum(moved, loss), loss)
+
+    def step_one(self, loss: float, share: float) -> float:
+        a = self._asymptote_one(share)
+        return min(a + (loss - a) * math.exp(-self.rate * share), loss) if loss > a else loss
+
+    def before(self, loss: Floats, share: Floats) -> Floats:
+        a = self.asymptote(np.asarray(share, dtype=float))
+        with np.errstate(over="ignore"):
+            return np.where(loss > a, a + (loss - a) * np.exp(self.rate * share), loss)
 
     def speed(self, loss: Floats, share: Floats) -> Floats:
         a = self.asymptote(np.asarray(share, dtype=float))
@@ -126,6 +158,22 @@ class Power(_DataCurve):
             back = -np.log(above / self.scale) / self.exponent
             moved = a + self.scale * np.exp(-self.exponent * np.logaddexp(back, np.log(share)))
         return np.where(above > 0.0, np.minimum(moved, loss), loss)
+
+    def step_one(self, loss: float, share: float) -> float:
+        a = self._asymptote_one(share)
+        if not loss > a or share <= 0.0:
+            return loss
+        back, more = -math.log((loss - a) / self.scale) / self.exponent, math.log(share)
+        together = max(back, more) + math.log1p(math.exp(-abs(back - more)))
+        return min(a + self.scale * math.exp(-self.exponent * together), loss)
+
+    def before(self, loss: Floats, share: Floats) -> Floats:
+        share = np.asarray(share, dtype=float)
+        a = self.asymptote(share)
+        with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+            way = np.power((loss - a) / self.scale, -1.0 / self.exponent) - share
+            came = a + self.scale * np.power(way, -self.exponent)
+        return np.where(loss > a, np.where(way > 0.0, came, np.inf), loss)
 
     def speed(self, loss: Floats, share: Floats) -> Floats:
         share = np.asarray(share, dtype=float)

@@ -8,6 +8,7 @@ energy and share of all of them at once, so the work is near-linear in nodes.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,18 +35,26 @@ class Family:
     share: Floats
     order: Ints
     cut: Ints
-    orders: list[tuple[Ints, Ints]]
-    """Nodes in order, and the samples each of them uses."""
+    begin: Ints
+    """[order]: where it begins in the two lists that follow"""
+    nodes: Ints
+    samples: Ints
+    """All orders one after another: nodes, and the samples each of them uses."""
 
     _known: dict[int, dict[int, int]] = field(default_factory=dict, repr=False, compare=False)
+
+    @cached_property
+    def by_share(self) -> Ints:
+        """Rows, the largest share first."""
+        return np.argsort(-self.share, kind="stable")
 
     def used(self, row: int) -> dict[int, int]:
         """The set of a row; rounds with the same set share it."""
         found = self._known.get(row)
         if found is None:
-            nodes, amounts = self.orders[int(self.order[row])]
-            count = int(self.cut[row])
-            found = dict(zip(nodes[:count].tolist(), amounts[:count].tolist(), strict=True))
+            first = int(self.begin[self.order[row]])
+            members = slice(first, first + int(self.cut[row]))
+            found = dict(zip(self.nodes[members].tolist(), self.samples[members].tolist(), strict=True))
             self._known[row] = found
         return found
 
@@ -70,25 +79,32 @@ def prefixes(
     distinct = np.unique(level_s)
     most = max(min(THRESHOLDS, most_orders // len(multipliers)), SPREAD)
     weights = effective_weights(fleet, multipliers)[:, who]
-    columns: list[list[Floats]] = [[], [], [], [], []]
-    orders: list[tuple[Ints, Ints]] = []
-    for limit in _thresholds(distinct, most, favoured_s):
-        fitting = (level_s <= limit).sum(axis=1)
-        inside = np.flatnonzero(fitting)
-        amount = levels[inside, fitting[inside] - 1]
-        taken_s = level_s[inside, fitting[inside] - 1]
-        joules = costs.fixed_j[who[inside]] + costs.sample_j[who[inside]] * amount
-        idle = fleet.idle_w[who[inside]]
-        for z in weights:
-            order = np.argsort((joules + idle * (limit - taken_s)) / (z[inside] * amount), kind="stable")
-            cuts = np.unique(np.linspace(1, len(order), min(CUTS, len(order))).round().astype(int))
-            nodes = who[inside[order]]
-            rows = _rate_prefixes(fleet, nodes, amount[order], taken_s[order], joules[order], cuts)
-            for column, values in zip(columns, (*rows, np.full(len(cuts), len(orders)), cuts), strict=True):
-                column.append(values)
-            orders.append((nodes, amount[order].astype(np.int64)))
-    time_s, energy_j, share, order_of, cut = (np.concatenate(c) for c in columns)
-    return Family(time_s, energy_j, share, order_of.astype(np.int64), cut.astype(np.int64), orders)
+    from takifugu.plan import kernels  # compiled: only large fleets need it
+
+    label_weight = 0.0 if fleet.mix is None else 0.5 * fleet.problem.label_weight
+    lean = np.zeros((len(who), 0)) if fleet.mix is None else label_weight * (fleet.mix - fleet.fleet_mix)[who]
+    slowest, joules, data, order, cut, begin, members, used = kernels.prefixes(
+        level_s,
+        levels,
+        costs.fixed_j[who],
+        costs.sample_j[who],
+        fleet.idle_w[who],
+        weights,
+        lean,
+        _thresholds(distinct, most, favoured_s),
+        CUTS,
+    )
+    problem = fleet.problem
+    return Family(
+        slowest + problem.overhead_s,
+        joules + problem.overhead_j,
+        data / fleet.total,
+        order,
+        cut,
+        begin,
+        who[members],
+        used,
+    )
 
 
 def _thresholds(distinct: Floats, most: int, favoured_s: Floats | None) -> Floats:
@@ -106,22 +122,6 @@ def _thresholds(distinct: Floats, most: int, favoured_s: Floats | None) -> Float
     return np.asarray(distinct[np.union1d(picked, spread)])
 
 
-def _rate_prefixes(
-    fleet: Fleet, nodes: Ints, amount: Floats, taken_s: Floats, joules: Floats, cuts: Ints
-) -> tuple[Floats, Floats, Floats]:
-    at = cuts - 1
-    slowest = np.maximum.accumulate(taken_s)[at]
-    idle = fleet.idle_w[nodes]
-    energy = np.cumsum(joules)[at] + slowest * np.cumsum(idle)[at] - np.cumsum(idle * taken_s)[at]
-    total = np.cumsum(amount)[at]
-    if fleet.mix is None:
-        share = total / fleet.total
-    else:
-        lean = np.cumsum((fleet.mix[nodes] - fleet.fleet_mix) * amount[:, None], axis=0)[at]
-        share = (total - 0.5 * fleet.problem.label_weight * np.abs(lean).sum(axis=1)) / fleet.total
-    return slowest + fleet.problem.overhead_s, energy + fleet.problem.overhead_j, share
-
-
 def thin(family: Family, per_second: list[float], per_round: float, bins: int) -> Ints:
     """Rows worth searching: for each price of time, the cheapest for at least each of some shares."""
     kept: list[Ints] = []
@@ -130,7 +130,7 @@ def thin(family: Family, per_second: list[float], per_round: float, bins: int) -
     edges = np.unique(np.concatenate([edges, even]))
     for price in per_second:
         cost = family.energy_j + price * family.time_s + per_round
-        order = np.argsort(-family.share, kind="stable")
+        order = family.by_share
         # The cheapest row among those with at least this share, going down.
         lowest = np.minimum.accumulate(cost[order])
         leads = order[cost[order] <= lowest]

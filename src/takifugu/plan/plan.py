@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from takifugu.errors import ProblemError
+from takifugu.plan.curves import step_one
 from takifugu.plan.fleet import Fleet, RoundCost, Used, earliest_start
 from takifugu.plan.problem import Problem, Window
 
@@ -81,7 +80,7 @@ def replay(problem: Problem, decisions: Sequence[Decision], fleet: Fleet | None 
         start = earliest_start(windows, ready, cost.time_s)
         if start is None:
             return None
-        loss = float(wanted.curve.step(np.float64(loss), np.float64(cost.share)))  # type: ignore[arg-type]
+        loss = step_one(wanted.curve, loss, cost.share)
         clock = start + cost.time_s
         energy += energy_j
         version = wanted.name

@@ -228,17 +228,19 @@ def relaxed_offers(
     most = max(min(THRESHOLDS, min(KNAPSACKS, ITEMS // len(who)) // len(multipliers)), 64)
     lows, highs = _ladder(level_s.ravel(), most, favoured_s)
     weights = effective_weights(fleet, multipliers)[:, who]  # [z, node], per sample and over Q
-    tangent = np.zeros((len(lows), len(shares)))
-    left = np.zeros_like(tangent)
-    for row, (low, high) in enumerate(zip(lows, highs, strict=True)):
-        fitting = (level_s <= high).sum(axis=1)
-        inside = np.flatnonzero(fitting)
-        amount = levels[inside, fitting[inside] - 1]
-        taken_s = level_s[inside, fitting[inside] - 1]
-        idle = fleet.idle_w[who[inside]] * np.maximum(low - taken_s, 0.0)
-        joules = costs.fixed_j[who[inside]] + costs.sample_j[who[inside]] * amount + idle
-        for z in weights:
-            _knapsack(joules, z[inside] * amount, shares, tangent[row], left[row])
+    from takifugu.plan import kernels  # compiled: only large fleets need it
+
+    tangent, left = kernels.knapsacks(
+        level_s,
+        levels,
+        costs.fixed_j[who],
+        costs.sample_j[who],
+        fleet.idle_w[who],
+        weights,
+        lows,
+        highs,
+        shares,
+    )
     problem = fleet.problem
     return Offers(
         lows + problem.overhead_s,
@@ -261,25 +263,6 @@ def _ladder(times: Floats, most: int, favoured_s: Floats | None) -> tuple[Floats
         cuts = np.concatenate([cuts, *(np.minimum(at + k, len(distinct)) for k in range(3))])
     cuts = np.unique(cuts)
     return distinct[cuts[:-1]], distinct[cuts[1:] - 1]
-
-
-def _knapsack(joules: Floats, worth: Floats, shares: Floats, tangent: Floats, left: Floats) -> None:
-    """Raises the two rows of bounds by one fractional knapsack (the largest bound over z counts)."""
-    order = np.argsort(joules / worth, kind="stable")
-    reach = np.concatenate([[0.0], np.cumsum(worth[order])])
-    spent = np.concatenate([[0.0], np.cumsum(joules[order])])
-    before = np.concatenate([[0.0], shares[:-1]])
-    slope = np.append(joules[order] / worth[order], np.inf)
-    at = np.searchsorted(reach, before, side="right") - 1
-    here = spent[at] + (before - reach[at]) * np.where(np.isinf(slope[at]), 0.0, slope[at])
-    with np.errstate(invalid="ignore"):
-        there = here + slope[at] * (shares - before)
-    # A share just above the last reach is rounding, not impossibility.
-    unreachable = before >= reach[-1] * (1 - 1e-12)
-    there[unreachable] = np.inf
-    here = np.where(unreachable, np.inf, here)
-    np.maximum(tangent, there, out=tangent)
-    np.maximum(left, here, out=left)
 
 
 def effective_weights(fleet: Fleet, multipliers: Floats) -> Floats:

@@ -41,7 +41,7 @@ class Menu:
 
 def menu(family: Family, prices: Prices) -> Menu:
     cost = family.energy_j + prices.per_second * family.time_s + prices.per_round
-    order = np.lexsort((cost, -family.share))
+    order = family.by_share
     best = np.minimum.accumulate(np.concatenate([[np.inf], cost[order][:-1]]))
     rows = order[cost[order] < best]
     return Menu(family, rows, cost[rows], family.share[rows], family.time_s[rows])
@@ -195,16 +195,16 @@ class Guideposts:
     def _pick(
         self, offer: Menu, version: int, loss: float, start_s: float, price: int, here: float, fee: float
     ) -> _Round | None:
+        from takifugu.plan import kernels
+
         after = self.problem.versions[version].curve.step(np.asarray(loss), offer.share)
-        gain = here - self.values.at(version, after, price)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            ratio = np.where(gain > 0.0, (offer.cost + fee) / gain, np.inf)
-        k = int(ratio.argmin())
-        if not np.isfinite(ratio[k]):
+        left = self.values.value[version][price]
+        k, ratio = kernels.best_for_its_gain(after, offer.cost, fee, here, self.values.grids[version], left)
+        if k < 0:
             return None
         row = int(offer.rows[k])
         return _Round(
-            float(ratio[k]),
+            ratio,
             version,
             offer.family,
             row,

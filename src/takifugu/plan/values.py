@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,6 +57,16 @@ class Arrivals:
         drop = np.maximum(before - after[points, first], 1e-300)
         short = np.clip((before - grid[0]) / drop, 0.0, 1.0)
         return cls(grid, shares, cell, np.where(done, 0.0, after - grid[cell]), done, first, short)
+
+    @cached_property
+    def part(self) -> Floats:
+        """[point, share]: the same as a part of the way to the next grid point."""
+        return np.asarray(self.above / np.diff(self.grid)[self.cell])
+
+    @cached_property
+    def unfinished(self) -> Ints:
+        """[point]: how many shares do not meet the target."""
+        return np.where(self.finish >= 0, self.finish, len(self.shares))
 
     def ahead(self, value: Floats) -> Floats:
         """[point, share]: the value (linear between points, 0 at the target) after the round."""
@@ -250,31 +261,18 @@ def walk_up(arrivals: Arrivals, left: Floats, costs: Floats, limit: Floats, cap:
     The last round uses just the data it needs, between two shares of the list; `left` is the price just
     above the smaller of them.
     """
-    grid, cell = arrivals.grid, arrivals.cell
-    part = arrivals.above / np.diff(grid)[cell]
-    value = np.zeros((len(costs), len(grid)))
+    from takifugu.plan import kernels  # compiled: only who needs values pays for it
+
+    value = np.zeros((len(costs), len(arrivals.grid)))
     k = np.maximum(arrivals.finish, 0)
     last = np.where(arrivals.finish >= 0, left[:, k] + arrivals.short * (costs - left)[:, k], np.inf)
     ceiling = np.minimum(np.minimum(last, limit), cap[:, None])
-    unfinished = np.where(arrivals.finish >= 0, arrivals.finish, costs.shape[1])
-    for i in range(1, len(grid)):
-        open_ = int(unfinished[i])
-        best = ceiling[:, i]
-        if open_:
-            at, way, price = cell[i, :open_], part[i, :open_], costs[:, :open_]
-            lower, upper = value[:, at], value[:, np.minimum(at + 1, i - 1)]
-            total = price + lower + way * (upper - lower)
-            if at[0] >= i - 1:
-                # Landing between this point and the one below: the same round again and again.
-                stuck = int((at >= i - 1).sum())
-                room = np.maximum(1.0 - np.where(at[:stuck] >= i, 1.0, way[:stuck]), 1e-12)
-                total[:, :stuck] = value[:, i - 1, None] + price[:, :stuck] / room
-            best = np.minimum(total.min(axis=1), best)
-        value[:, i] = np.maximum(best, value[:, i - 1])
+    kernels.walk_up(arrivals.cell, arrivals.part, arrivals.unfinished, costs, ceiling, value)
     return value
 
 
 def _round_first(arrivals: Arrivals, costs: Floats, value: Floats) -> Floats:
     """[price, point]: the least of (round + what is left after it), for when a round must come first."""
-    rows = [(cost + arrivals.ahead(left)).min(axis=1) for cost, left in zip(costs, value, strict=True)]
-    return np.maximum.accumulate(np.array(rows), axis=1)
+    from takifugu.plan import kernels
+
+    return kernels.round_first(arrivals.cell, arrivals.part, arrivals.unfinished, costs, value)

@@ -1,0 +1,312 @@
+"""The planner's inner loops, compiled: what numpy would have to do in thousands of small calls.
+
+Plain functions of arrays that know nothing of plans; what they compute, and why it is right, stands where they
+are called. Numba translates them when they are first used and keeps the result on disk. Import this module
+only where it is needed: numba takes a third of a second, which small problems can do without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+from takifugu.plan.curves import Floats
+
+Ints = NDArray[np.int64]
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def compiled(function: F) -> F:
+    translated: F = numba.njit(cache=True, nogil=True, error_model="numpy")(function)
+    return translated
+
+
+@compiled
+def who_fits(level_s: Floats, limit_s: float, who: Ints, level: Ints) -> int:
+    """How many nodes are done in time; who they are, and how much of its data each can use."""
+    count = 0
+    for i in range(level_s.shape[0]):
+        most = 0
+        for k in range(level_s.shape[1]):
+            most += level_s[i, k] <= limit_s
+        if most:
+            who[count], level[count] = i, most - 1
+            count += 1
+    return count
+
+
+@compiled
+def knapsacks(
+    level_s: Floats,
+    levels: Floats,
+    fixed_j: Floats,
+    sample_j: Floats,
+    idle_w: Floats,
+    weights: Floats,
+    low_s: Floats,
+    high_s: Floats,
+    shares: Floats,
+) -> tuple[Floats, Floats]:
+    """[threshold, share]: fractional knapsacks of the nodes that fit, the largest over all rows of
+    `weights`; along the tangent from the share before, and at the share before."""
+    nodes, count_z, steps = len(fixed_j), len(weights), len(shares)
+    tangent, left = np.zeros((len(low_s), steps)), np.zeros((len(low_s), steps))
+    who, level = np.empty(nodes, np.int64), np.empty(nodes, np.int64)
+    amount, joules = np.empty(nodes), np.empty(nodes)
+    ratio, worth = np.empty(nodes), np.empty(nodes)
+    reach, spent, slope = np.zeros(nodes + 1), np.zeros(nodes + 1), np.empty(nodes + 1)
+    for row in range(len(low_s)):
+        count = who_fits(level_s, high_s[row], who, level)
+        for j in range(count):
+            i = who[j]
+            amount[j] = levels[i, level[j]]
+            idle = idle_w[i] * max(low_s[row] - level_s[i, level[j]], 0.0)
+            joules[j] = fixed_j[i] + sample_j[i] * amount[j] + idle
+        for z in range(count_z):
+            for j in range(count):
+                worth[j] = weights[z, who[j]] * amount[j]
+                ratio[j] = joules[j] / worth[j]
+            order = np.argsort(ratio[:count], kind="mergesort")
+            for k in range(count):
+                j = order[k]
+                slope[k] = ratio[j]
+                reach[k + 1] = reach[k] + worth[j]
+                spent[k + 1] = spent[k] + joules[j]
+            slope[count] = np.inf
+            # A share just above the last reach is rounding, not impossibility.
+            end = reach[count] * (1 - 1e-12)
+            at, before = 0, 0.0
+            for g in range(steps):
+                here = there = np.inf
+                if before < end:
+                    while at < count and reach[at + 1] <= before:
+                        at += 1
+                    here = spent[at]
+                    if at < count:
+                        here += (before - reach[at]) * slope[at]
+                    there = here + slope[at] * (shares[g] - before)
+                tangent[row, g] = max(tangent[row, g], there)
+                left[row, g] = max(left[row, g], here)
+                before = shares[g]
+    return tangent, left
+
+
+@compiled
+def prefixes(
+    level_s: Floats,
+    levels: Floats,
+    fixed_j: Floats,
+    sample_j: Floats,
+    idle_w: Floats,
+    weights: Floats,
+    lean: Floats,
+    limits_s: Floats,
+    most_cuts: int,
+) -> tuple[Floats, Floats, Floats, Ints, Ints, Ints, Ints, Ints]:
+    """All prefixes of all orders (thresholds times rows of `weights`): slowest, energy, effective samples,
+    order and length of each; where orders begin; the nodes in order, and the samples each uses."""
+    nodes, count_z, labels = len(fixed_j), len(weights), lean.shape[1]
+    who, level = np.empty(nodes, np.int64), np.empty(nodes, np.int64)
+    rows = places = 0
+    for limit in limits_s:
+        count = who_fits(level_s, limit, who, level)
+        rows += min(count, most_cuts) * count_z
+        places += count * count_z
+    time_s, energy_j, data = np.empty(rows), np.empty(rows), np.empty(rows)
+    order_of, cut = np.empty(rows, np.int64), np.empty(rows, np.int64)
+    begin = np.zeros(len(limits_s) * count_z + 1, np.int64)
+    members, used = np.empty(places, np.int64), np.empty(places, np.int64)
+    amount, taken_s, joules, key = np.empty(nodes), np.empty(nodes), np.empty(nodes), np.empty(nodes)
+    off = np.empty(labels)
+    row = number = place = 0
+    for limit in limits_s:
+        count = who_fits(level_s, limit, who, level)
+        for j in range(count):
+            i = who[j]
+            amount[j], taken_s[j] = levels[i, level[j]], level_s[i, level[j]]
+            joules[j] = fixed_j[i] + sample_j[i] * amount[j]
+        cuts = min(count, most_cuts)
+        for z in range(count_z):
+            for j in range(count):
+                i = who[j]
+                key[j] = (joules[j] + idle_w[i] * (limit - taken_s[j])) / (weights[z, i] * amount[j])
+            order = np.argsort(key[:count], kind="mergesort")
+            slowest = energy = idle = waited = total = 0.0
+            off[:] = 0.0
+            done, next_cut = 0, 1
+            for k in range(count):
+                j = order[k]
+                i = who[j]
+                members[place + k], used[place + k] = i, int(amount[j])
+                slowest = max(slowest, taken_s[j])
+                energy += joules[j]
+                idle += idle_w[i]
+                waited += idle_w[i] * taken_s[j]
+                total += amount[j]
+                for c in range(labels):
+                    off[c] += lean[i, c] * amount[j]
+                if k + 1 < next_cut:
+                    continue
+                away = 0.0
+                for c in range(labels):
+                    away += abs(off[c])
+                time_s[row] = slowest
+                energy_j[row] = energy + slowest * idle - waited
+                data[row] = total - away
+                order_of[row], cut[row] = number, k + 1
+                row += 1
+                done += 1
+                next_cut = 1 + int(round((count - 1) * done / max(cuts - 1, 1)))
+            number += 1
+            place += count
+            begin[number] = place
+    return time_s, energy_j, data, order_of, cut, begin, members, used
+
+
+@compiled
+def walk_up(
+    cell: Ints, part: Floats, unfinished: Ints, costs: Floats, ceiling: Floats, value: Floats
+) -> None:
+    """Fills `value[price, point]` from the second point on: the least of `ceiling` and of (round + what is
+    left after it); `cell`, `part`: where rounds lead, by point and share."""
+    for p in range(len(costs)):
+        row = value[p]
+        for i in range(1, len(row)):
+            best = ceiling[p, i]
+            for k in range(unfinished[i]):
+                at = cell[i, k]
+                if at >= i - 1:
+                    # Landing between this point and the one below: the same round again and again.
+                    room = 0.0 if at >= i else 1.0 - part[i, k]
+                    total = row[i - 1] + costs[p, k] / max(room, 1e-12)
+                else:
+                    total = costs[p, k] + row[at] + part[i, k] * (row[at + 1] - row[at])
+                best = min(best, total)
+            row[i] = max(best, row[i - 1])
+
+
+@compiled
+def round_first(cell: Ints, part: Floats, unfinished: Ints, costs: Floats, value: Floats) -> Floats:
+    """[price, point]: the least of (round + what is left after it), never less at a higher point."""
+    least = np.empty_like(value)
+    for p in range(len(costs)):
+        row, highest = value[p], -np.inf
+        for i in range(len(row)):
+            best = np.inf
+            for k in range(costs.shape[1]):
+                total = costs[p, k]
+                if k < unfinished[i]:
+                    at = cell[i, k]
+                    total += row[at] + part[i, k] * (row[at + 1] - row[at])
+                best = min(best, total)
+            highest = max(highest, best)
+            least[p, i] = highest
+    return least
+
+
+@compiled
+def best_for_its_gain(
+    after: Floats, cost: Floats, fee: float, here: float, grid: Floats, value: Floats
+) -> tuple[int, float]:
+    """The round that costs least for what it takes off `here`, what is left to pay, and that ratio; -1 if
+    none takes anything off. `value` is linear between the points of `grid`, and 0 at or below the first."""
+    best, least = -1, np.inf
+    for k in range(len(after)):
+        left = 0.0
+        if after[k] > grid[0]:
+            low, high = 0, len(grid) - 1
+            while high - low > 1:
+                middle = (low + high) // 2
+                if grid[middle] <= after[k]:
+                    low = middle
+                else:
+                    high = middle
+            part = min((after[k] - grid[low]) / (grid[high] - grid[low]), 1.0)
+            left = value[low] + part * (value[high] - value[low])
+        if here > left:
+            ratio = (cost[k] + fee) / (here - left)
+            if ratio < least:
+                best, least = k, ratio
+    return best, least
+
+
+@compiled
+def between(table: Floats, first: int, last: int, least: bool) -> float:
+    """The least (or the greatest) of a row from one place to another; `table[level]` has it for stretches of
+    1, 2, 4, ... places (`certificate._Range`)."""
+    level, length = 0, last - first + 1
+    while length > 1:
+        length >>= 1
+        level += 1
+    one, two = table[level, first], table[level, last - (1 << level) + 1]
+    return min(one, two) if least else max(one, two)
+
+
+Landings = tuple[Ints, Floats, NDArray[np.bool_]]
+"""[point, interval]: the grid point below the loss after a round, how far above it, and if it is the target's."""
+
+
+@compiled
+def ahead(
+    grid: Floats,
+    value: Floats,
+    floor: Floats,
+    roof: Floats,
+    far_at: Landings,
+    near_at: Landings,
+    weak: Floats,
+    strong: Floats,
+    span: Floats,
+) -> tuple[Floats, Floats, Floats, Floats, Floats, Floats]:
+    """What `certificate._Ahead` holds. `floor`, `roof`: tables of the value's slopes; `weak`, `strong`: the
+    pull on each interval of shares, `span`: its length."""
+    cell_far, above_far, done_far = far_at
+    cell_near, above_near, done_near = near_at
+    points, intervals = cell_far.shape
+    near, far, across = (
+        np.empty((points, intervals)),
+        np.empty((points, intervals)),
+        np.empty((points, intervals)),
+    )
+    along_far, along, steepest = (
+        np.empty((points - 1, intervals)),
+        np.empty((points - 1, intervals)),
+        np.empty((points - 1, intervals)),
+    )
+    slope = roof[0]
+    for i in range(points):
+        for k in range(intervals):
+            bottom, top = cell_far[i, k], cell_near[i, k]
+            far[i, k] = near[i, k] = 0.0
+            if not done_far[i, k]:
+                far[i, k] = value[bottom] + slope[bottom] * above_far[i, k]
+            if not done_near[i, k]:
+                near[i, k] = value[top] + slope[top] * above_near[i, k]
+            # Slope in the share is slope in the loss times pull.
+            bottom = 0 if done_far[i, k] else bottom
+            top = max(0 if done_near[i, k] else top, bottom)
+            low = 0.0 if done_far[i, k] else between(floor, bottom, top, True)
+            dip = (between(roof, bottom, top, False) * strong[i, k] - low * weak[i, k]) * span[k] * 0.25
+            dip = np.inf if np.isnan(dip) else max(dip, 0.0)
+            across[i, k] = min(dip, max(near[i, k] - far[i, k], 0.0))
+    for i in range(points - 1):
+        quarter = 0.25 * (grid[i + 1] - grid[i])
+        for k in range(intervals):
+            done = done_far[i, k]
+            bottom = 0 if done else cell_far[i, k]
+            # V after the round is at least its chord, less a quarter of (range of slopes x width);
+            # below the target the slope is 0.
+            last = max(0 if done_far[i + 1, k] else cell_far[i + 1, k], bottom)
+            low = 0.0 if done else between(floor, bottom, last, True)
+            dip = (between(roof, bottom, last, False) - low) * quarter
+            along_far[i, k] = min(dip, max(far[i + 1, k] - far[i, k], 0.0))
+            last = max(0 if done_near[i + 1, k] else cell_near[i + 1, k], bottom)
+            low = 0.0 if done else between(floor, bottom, last, True)
+            dip = (between(roof, bottom, last, False) - low) * quarter
+            along[i, k] = min(dip, max(near[i + 1, k] - far[i, k], 0.0))
+            steepest[i, k] = between(roof, bottom, max(i, bottom), False)
+    return near, far, across, along_far, along, steepest
