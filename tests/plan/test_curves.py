@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from takifugu.plan.curves import CURVES, Curve, FlowCurve, make
+from takifugu.plan.curves import CURVES, Curve, FlowCurve, SmoothCurve, make, step_one
 
 share = st.floats(0.001, 1.0)
 loss = st.floats(0.0, 20.0)
@@ -53,6 +53,31 @@ def test_a_round_never_raises_the_loss_and_stops_at_the_asymptote(c: FlowCurve, 
         assert after == x
     else:
         assert after >= a - 1e-12 * max(abs(a), 1)
+
+
+@settings(max_examples=400, deadline=None)
+@given(curve, loss, st.one_of(share, st.just(0.0), st.floats(1e-300, 1e-3)))
+def test_one_number_or_many_it_is_the_same_round(c: Curve, x: float, s: float) -> None:
+    assert step_one(c, x, s) == pytest.approx(step(c, x, s), rel=1e-12, abs=1e-300)
+
+
+def test_a_curve_needs_no_quick_way() -> None:
+    class Halves:
+        def step(self, loss: np.ndarray, share: np.ndarray) -> np.ndarray:
+            return np.asarray(loss * 0.5**share)
+
+    assert step_one(Halves(), 2.0, 1.0) == 1.0
+
+
+@settings(max_examples=300, deadline=None)
+@given(curve, st.floats(0.1, 10.0), share)
+def test_before_is_where_a_round_came_from(c: SmoothCurve, x: float, s: float) -> None:
+    came = float(c.before(np.asarray(x), np.asarray(s)))
+    assert came >= x
+    if np.isfinite(came) and came < 1e6:
+        assert step(c, came, s) == pytest.approx(x, rel=1e-6)
+    if came == np.inf:  # no loss at all falls that far down
+        assert step(c, 1e12, s) <= x * (1 + 1e-6)
 
 
 @settings(max_examples=150, deadline=None)

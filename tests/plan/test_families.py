@@ -1,13 +1,20 @@
 """Node sets of large fleets against integer programs: the cheapest sets there are, round by round."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from benchmarks.plan_instances import instance
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scipy.optimize import Bounds, LinearConstraint, milp
 
 from takifugu.plan.families import SPREAD, _thresholds, prefixes
 from takifugu.plan.fleet import Fleet
 from takifugu.plan.parts import Parts
+
+hour = st.integers(0, 12).map(float)
+window = st.tuples(hour, hour).filter(lambda w: w[0] < w[1])
 
 
 def cheapest_set_j(fleet: Fleet, version: int, share: float, limit_s: float) -> float:
@@ -77,3 +84,18 @@ def test_prefixes_count_what_a_round_of_them_costs() -> None:
         assert cost.time_s == pytest.approx(family.time_s[row])
         assert cost.energy_j == pytest.approx(family.energy_j[row])
         assert cost.share == pytest.approx(family.share[row])
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.one_of(st.none(), st.lists(window, min_size=1, max_size=5)), min_size=1, max_size=6))
+def test_windows_of_many_sets_are_those_of_each(lists: list[list[tuple[float, float]] | None]) -> None:
+    base = instance(21)
+    nodes = [
+        replace(node, available=None if w is None else tuple(w))
+        for node, w in zip(base.nodes, lists, strict=False)
+    ]
+    fleet = Fleet.of(replace(base, nodes=tuple(nodes)))
+    sets = [list(range(k)) for k in range(1, len(nodes) + 1)] + [[k] for k in range(len(nodes))]
+    begin = np.cumsum([0, *map(len, sets)])
+    found = fleet.windows_of_many(np.concatenate(sets), begin[:-1], np.diff(begin))
+    assert found == [fleet.common_windows(members) for members in sets]

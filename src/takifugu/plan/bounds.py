@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,16 +31,38 @@ class Guide:
         self, version: int, loss: Floats, clock: Floats, rounds_done: int | Ints, caution: float = 0.0
     ) -> Floats:
         """With `caution` it is no bound but an estimate: a part of the time and rounds left is held back."""
-        best = np.zeros(np.broadcast(loss, clock).shape)
-        left = (self.time_limit - clock) * (1.0 - caution)
-        rounds_left = (self.rounds_limit - rounds_done) * (1.0 - caution)
-        for potential in self.potentials:
-            prices = potential.prices
-            bound = potential.at(version, loss) - prices.per_second * left
-            if prices.per_round:
-                bound = bound - prices.per_round * rounds_left
-            np.maximum(best, bound, out=best)
-        return best
+        from takifugu.plan import kernels
+
+        if not self.potentials:
+            return np.zeros(np.broadcast(loss, clock).shape)
+        left_s = (self.time_limit - clock) * (1.0 - caution)
+        left = (self.rounds_limit - rounds_done) * (1.0 - caution)
+        loss, left_s, left = (np.array(x) for x in np.broadcast_arrays(loss, left_s, left))
+        best = kernels.highest(
+            loss.ravel(),
+            left_s.ravel(),
+            left.ravel(),
+            *self._stacked[version],
+            self._per_second,
+            self._per_round,
+        )
+        return best.reshape(loss.shape)
+
+    @cached_property
+    def _stacked(self) -> list[tuple[Floats, Floats]]:
+        """[version]: the grid that all potentials share, and their values on it, [potential, point]."""
+        grid = self.potentials[0].grid
+        assert all(np.array_equal(p.grid, grid) for p in self.potentials)
+        versions = range(len(self.potentials[0].value))
+        return [(grid, np.array([p.value[v] for p in self.potentials])) for v in versions]
+
+    @cached_property
+    def _per_second(self) -> Floats:
+        return np.array([p.prices.per_second for p in self.potentials])
+
+    @cached_property
+    def _per_round(self) -> Floats:
+        return np.array([p.prices.per_round for p in self.potentials])
 
     def hopeless(
         self, version: int, loss: Floats, clock: Floats, rounds_done: int | Ints

@@ -208,21 +208,24 @@ class _Rounds:
 def gains(way: _Rounds, value: Floats) -> Floats:
     """[cell, interval]: at least the largest gain per cost of any round from the cell with a share in the
     interval. Several bounds hold; the smallest counts."""
+    from takifugu.plan import kernels
+
     grid, close = way.arrivals.grid, way.close
     slopes = _Range(np.diff(value) / np.diff(grid))
     ahead = _Ahead.of(way, value, slopes)
-    gain_far = np.maximum(value[1:, None] - ahead.far[1:], value[:-1, None] - ahead.far[:-1])
-    gain_near = np.maximum(value[1:, None] - ahead.near[1:], value[:-1, None] - ahead.near[:-1])
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        # More data gains more: the interval's largest share at its least cost.
-        ratio = np.minimum(gain_far + ahead.along_far, value[1:, None] - ahead.far[:-1]) / close.left
-        if not way.exact:
-            dip = ahead.along + np.maximum(ahead.across[1:], ahead.across[:-1])
-            line = np.maximum((gain_near + dip) / close.left, (gain_far + dip) / close.right)
-            ratio = np.fmin(ratio, line)
-        # A round is a flow: it gains at most (steepest slope on its way) x (speed at its start).
-        ratio = np.fmin(ratio, ahead.steepest * way.speed)
-    ratio = np.where(np.isnan(ratio), np.inf, ratio)
+    ratio = kernels.gain_ratios(
+        value,
+        ahead.near,
+        ahead.far,
+        ahead.across,
+        ahead.along_far,
+        ahead.along,
+        ahead.steepest,
+        close.left,
+        close.right,
+        way.speed,
+        way.exact,
+    )
     if not way.exact:
         cell, interval = np.nonzero(ratio > _SPLIT)
         finer = _split_gains(way.curve, grid, value, slopes, cell, interval, close)

@@ -83,7 +83,7 @@ class _DataCurve:
         if self.data_gain == 0.0:
             return self.floor
         try:
-            return self.floor + self.data_gain * ((1.0 / share) ** self.data_exponent - 1.0)
+            return self.floor + self.data_gain * (math.pow(1.0 / share, self.data_exponent) - 1.0)
         except (OverflowError, ZeroDivisionError):
             return math.inf
 
@@ -123,7 +123,7 @@ class Exponential(_DataCurve):
     def before(self, loss: Floats, share: Floats) -> Floats:
         a = self.asymptote(np.asarray(share, dtype=float))
         with np.errstate(over="ignore"):
-            return np.where(loss > a, a + (loss - a) * np.exp(self.rate * share), loss)
+            return np.maximum(np.where(loss > a, a + (loss - a) * np.exp(self.rate * share), loss), loss)
 
     def speed(self, loss: Floats, share: Floats) -> Floats:
         a = self.asymptote(np.asarray(share, dtype=float))
@@ -173,7 +173,7 @@ class Power(_DataCurve):
         with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
             way = np.power((loss - a) / self.scale, -1.0 / self.exponent) - share
             came = a + self.scale * np.power(way, -self.exponent)
-        return np.where(loss > a, np.where(way > 0.0, came, np.inf), loss)
+        return np.maximum(np.where(loss > a, np.where(way > 0.0, came, np.inf), loss), loss)
 
     def speed(self, loss: Floats, share: Floats) -> Floats:
         share = np.asarray(share, dtype=float)

@@ -146,7 +146,8 @@ def family_options(fleet: Fleet, family: Family, rows: Ints) -> Options:
     """Some rows of a family as options, without those that are beaten at all times."""
     member_windows: list[tuple[tuple[float, float], ...] | None] = [None] * len(rows)
     if not fleet.always_available:
-        member_windows = [fleet.common_windows(family.used(int(r))) for r in rows]
+        begin = family.begin[family.order[rows]]
+        member_windows = fleet.windows_of_many(family.nodes, begin, family.cut[rows])
     keep = prune(family.time_s[rows], family.energy_j[rows], family.share[rows], member_windows)
     rows = rows[keep]
 

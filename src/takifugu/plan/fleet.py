@@ -16,8 +16,12 @@ from numpy.typing import NDArray
 from takifugu.plan.curves import Floats
 from takifugu.plan.problem import Problem, Window, at_most
 
+Ints = NDArray[np.int64]
 Used = Mapping[int, int]
 """Node index -> samples used in a round."""
+
+_MOST_COMMON = 64
+"""Windows that a set of nodes may share before it is looked at on its own."""
 
 
 @dataclass(frozen=True)
@@ -115,6 +119,34 @@ class Fleet:
         lists = {self.problem.nodes[i].available for i in who} - {None}
         return _intersect([w for w in lists if w is not None])
 
+    def windows_of_many(self, nodes: Ints, begin: Ints, length: Ints) -> list[tuple[Window, ...] | None]:
+        """The same for many sets, each a stretch of `nodes`."""
+        from takifugu.plan import kernels
+
+        count, first, last = kernels.common_windows(nodes, begin, length, *self._windows, _MOST_COMMON)
+        found: list[tuple[Window, ...] | None] = []
+        for row, (many, opens, closes) in enumerate(zip(count.tolist(), first, last, strict=True)):
+            if many < 0:
+                found.append(self.common_windows(nodes[begin[row] : begin[row] + length[row]].tolist()))
+            elif many == 1 and opens[0] == -np.inf:  # always
+                found.append(None)
+            else:
+                found.append(_tidy(zip(opens[:many].tolist(), closes[:many].tolist(), strict=True)))
+        return found
+
+    @cached_property
+    def _windows(self) -> tuple[Floats, Floats]:
+        """[node, window]: when they open and close."""
+        nodes = self.problem.nodes
+        most = max(1, *(len(n.available or ()) for n in nodes))
+        opens, closes = np.full((len(nodes), most), np.inf), np.full((len(nodes), most), -np.inf)
+        for i, node in enumerate(nodes):
+            if node.available is None:
+                opens[i, 0], closes[i, 0] = -np.inf, np.inf
+            for k, (a, b) in enumerate(node.available or ()):
+                opens[i, k], closes[i, k] = a, b
+        return opens, closes
+
 
 def _intersect(lists: Sequence[tuple[Window, ...]]) -> tuple[Window, ...] | None:
     if not lists:
@@ -122,8 +154,12 @@ def _intersect(lists: Sequence[tuple[Window, ...]]) -> tuple[Window, ...] | None
     common = sorted(set(lists[0]))
     for windows in lists[1:]:
         common = [(max(a, c), min(b, d)) for a, b in common for c, d in windows if max(a, c) < min(b, d)]
+    return _tidy(common)
+
+
+def _tidy(windows: Iterable[Window]) -> tuple[Window, ...]:
     kept: list[Window] = []
-    for a, b in sorted(set(common), key=lambda w: (w[0], -w[1])):
+    for a, b in sorted(set(windows), key=lambda w: (w[0], -w[1])):
         if not kept or b > kept[-1][1]:  # one inside another adds nothing
             kept.append((a, b))
     return tuple(kept)

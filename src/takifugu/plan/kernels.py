@@ -1,14 +1,14 @@
 """The planner's inner loops, compiled: what numpy would have to do in thousands of small calls.
 
-Plain functions of arrays that know nothing of plans; what they compute, and why it is right, stands where they
-are called. Numba translates them when they are first used and keeps the result on disk. Import this module
-only where it is needed: numba takes a third of a second, which small problems can do without.
+Plain functions of arrays that know nothing of plans; what they compute, and why it is right, stands where
+they are called. Numba translates them when they are first used and keeps the result on disk. Import this
+module only where it is needed: numba takes a third of a second, which small problems can do without.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numba
 import numpy as np
@@ -21,8 +21,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def compiled(function: F) -> F:
-    translated: F = numba.njit(cache=True, nogil=True, error_model="numpy")(function)
-    return translated
+    return cast(F, numba.njit(cache=True, nogil=True, error_model="numpy")(function))
 
 
 @compiled
@@ -160,7 +159,7 @@ def prefixes(
                 order_of[row], cut[row] = number, k + 1
                 row += 1
                 done += 1
-                next_cut = 1 + int(round((count - 1) * done / max(cuts - 1, 1)))
+                next_cut = 1 + round((count - 1) * done / max(cuts - 1, 1))
             number += 1
             place += count
             begin[number] = place
@@ -209,6 +208,19 @@ def round_first(cell: Ints, part: Floats, unfinished: Ints, costs: Floats, value
 
 
 @compiled
+def point_below(grid: Floats, x: float) -> int:
+    """The last point of the grid at or below x, but never its very last; the first one where x lies below."""
+    low, high = 0, len(grid) - 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        if grid[middle] <= x:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+@compiled
 def best_for_its_gain(
     after: Floats, cost: Floats, fee: float, here: float, grid: Floats, value: Floats
 ) -> tuple[int, float]:
@@ -218,20 +230,67 @@ def best_for_its_gain(
     for k in range(len(after)):
         left = 0.0
         if after[k] > grid[0]:
-            low, high = 0, len(grid) - 1
-            while high - low > 1:
-                middle = (low + high) // 2
-                if grid[middle] <= after[k]:
-                    low = middle
-                else:
-                    high = middle
-            part = min((after[k] - grid[low]) / (grid[high] - grid[low]), 1.0)
-            left = value[low] + part * (value[high] - value[low])
+            at = point_below(grid, after[k])
+            part = min((after[k] - grid[at]) / (grid[at + 1] - grid[at]), 1.0)
+            left = value[at] + part * (value[at + 1] - value[at])
         if here > left:
             ratio = (cost[k] + fee) / (here - left)
             if ratio < least:
                 best, least = k, ratio
     return best, least
+
+
+@compiled
+def highest(
+    loss: Floats,
+    seconds: Floats,
+    rounds: Floats,
+    grid: Floats,
+    value: Floats,
+    per_second: Floats,
+    per_round: Floats,
+) -> Floats:
+    """[state]: the highest of 0 and, by price, what is left to pay less the price of what is left of time
+    and rounds. `value[price]` is linear between the points of `grid`, and constant beyond them."""
+    best = np.zeros(len(loss))
+    for j in range(len(loss)):
+        at = point_below(grid, loss[j])
+        part = min(max((loss[j] - grid[at]) / (grid[at + 1] - grid[at]), 0.0), 1.0)
+        for p in range(len(per_second)):
+            bound = value[p, at] + part * (value[p, at + 1] - value[p, at]) - per_second[p] * seconds[j]
+            if per_round[p]:  # where rounds are free there may be endlessly many
+                bound -= per_round[p] * rounds[j]
+            best[j] = max(best[j], bound)
+    return best
+
+
+@compiled
+def common_windows(
+    nodes: Ints, begin: Ints, length: Ints, opens: Floats, closes: Floats, most: int
+) -> tuple[Ints, Floats, Floats]:
+    """For each stretch of `nodes` the windows that all of them share: how many, when they open and close.
+    `opens[node]`, `closes[node]` are padded with windows that close before they open. The count is -1 where
+    there would be more than `most`."""
+    rows = len(begin)
+    count, first, last = np.ones(rows, np.int64), np.zeros((rows, most)), np.zeros((rows, most))
+    new_first, new_last = np.empty(most), np.empty(most)
+    for row in range(rows):
+        first[row, 0], last[row, 0] = -np.inf, np.inf
+        for k in range(begin[row], begin[row] + length[row]):
+            i, found = nodes[k], 0
+            for w in range(count[row]):
+                for u in range(opens.shape[1]):
+                    a, b = max(first[row, w], opens[i, u]), min(last[row, w], closes[i, u])
+                    if a < b:
+                        if found < most:
+                            new_first[found], new_last[found] = a, b
+                        found += 1
+            if found > most:
+                count[row] = -1
+                break
+            first[row, :found], last[row, :found] = new_first[:found], new_last[:found]
+            count[row] = found
+    return count, first, last
 
 
 @compiled
@@ -242,12 +301,13 @@ def between(table: Floats, first: int, last: int, least: bool) -> float:
     while length > 1:
         length >>= 1
         level += 1
-    one, two = table[level, first], table[level, last - (1 << level) + 1]
+    one: float = table[level, first]
+    two: float = table[level, last - (1 << level) + 1]
     return min(one, two) if least else max(one, two)
 
 
 Landings = tuple[Ints, Floats, NDArray[np.bool_]]
-"""[point, interval]: the grid point below the loss after a round, how far above it, and if it is the target's."""
+"""[point, interval]: the grid point below the loss after a round, how far above it, target met or not."""
 
 
 @compiled
@@ -310,3 +370,36 @@ def ahead(
             along[i, k] = min(dip, max(near[i + 1, k] - far[i, k], 0.0))
             steepest[i, k] = between(roof, bottom, max(i, bottom), False)
     return near, far, across, along_far, along, steepest
+
+
+@compiled
+def gain_ratios(
+    value: Floats,
+    near: Floats,
+    far: Floats,
+    across: Floats,
+    along_far: Floats,
+    along: Floats,
+    steepest: Floats,
+    left: Floats,
+    right: Floats,
+    speed: Floats,
+    exact: bool,
+) -> Floats:
+    """[cell, interval]: the smallest of several bounds on gain per cost (`certificate.gains`)."""
+    ratio = np.empty_like(steepest)
+    for i in range(steepest.shape[0]):
+        for k in range(steepest.shape[1]):
+            gain_far = max(value[i + 1] - far[i + 1, k], value[i] - far[i, k])
+            # More data gains more: the interval's largest share at its least cost.
+            best = min(gain_far + along_far[i, k], value[i + 1] - far[i, k]) / left[k]
+            if not exact:
+                gain_near = max(value[i + 1] - near[i + 1, k], value[i] - near[i, k])
+                dip = along[i, k] + np.maximum(across[i + 1, k], across[i, k])
+                # What is not a number is no bound: `maximum` passes it on, `fmin` passes it over.
+                line = np.maximum((gain_near + dip) / left[k], (gain_far + dip) / right[k])
+                best = np.fmin(best, line)
+            # A round is a flow: it gains at most (steepest slope on its way) x (speed at its start).
+            best = np.fmin(best, steepest[i, k] * speed[i, k])
+            ratio[i, k] = np.inf if np.isnan(best) else best
+    return ratio
