@@ -224,9 +224,19 @@ def test_the_highest_bound_of_all_prices(seed: int) -> None:
     per_second, per_round = rng.uniform(0.0, 1.0, 4), rng.uniform(0.0, 0.5, 4) * [0, 1, 0, 1]
     rounds[0] = np.inf
     per_round[:] = per_round if seed else 0.0
-    found = kernels.highest(loss, seconds, rounds, grid, value, per_second, per_round)
+    found = kernels.highest(loss, seconds, rounds, grid, value.T.copy(), per_second, per_round)
     rows = []
     for p in range(4):
         row = np.interp(loss, grid, value[p]) - per_second[p] * seconds
         rows.append(row - per_round[p] * rounds if per_round[p] else row)
     np.testing.assert_allclose(found, np.maximum(np.max(rows, axis=0), 0.0), atol=1e-12)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_earliest_start_in_some_window(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    ready, opens = rng.uniform(0.0, 10.0, 20), rng.uniform(0.0, 10.0, (15, 3))
+    closes = opens + rng.uniform(-1.0, 3.0, (15, 3))
+    found = kernels.earliest_starts(ready, opens, closes)
+    start = np.maximum(ready[:, None, None], opens)
+    assert (found == np.where(start <= closes, start, np.inf).min(axis=2)).all()

@@ -50,11 +50,11 @@ class Guide:
 
     @cached_property
     def _stacked(self) -> list[tuple[Floats, Floats]]:
-        """[version]: the grid that all potentials share, and their values on it, [potential, point]."""
+        """[version]: the grid that all potentials share, and their values on it, [point, potential]."""
         grid = self.potentials[0].grid
         assert all(np.array_equal(p.grid, grid) for p in self.potentials)
         versions = range(len(self.potentials[0].value))
-        return [(grid, np.array([p.value[v] for p in self.potentials])) for v in versions]
+        return [(grid, np.stack([p.value[v] for p in self.potentials], axis=1)) for v in versions]
 
     @cached_property
     def _per_second(self) -> Floats:

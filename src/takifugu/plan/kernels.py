@@ -251,17 +251,31 @@ def highest(
     per_round: Floats,
 ) -> Floats:
     """[state]: the highest of 0 and, by price, what is left to pay less the price of what is left of time
-    and rounds. `value[price]` is linear between the points of `grid`, and constant beyond them."""
+    and rounds. `value[:, price]` is linear between the points of `grid`, and constant beyond them."""
     best = np.zeros(len(loss))
     for j in range(len(loss)):
         at = point_below(grid, loss[j])
         part = min(max((loss[j] - grid[at]) / (grid[at + 1] - grid[at]), 0.0), 1.0)
         for p in range(len(per_second)):
-            bound = value[p, at] + part * (value[p, at + 1] - value[p, at]) - per_second[p] * seconds[j]
+            bound = value[at, p] + part * (value[at + 1, p] - value[at, p]) - per_second[p] * seconds[j]
             if per_round[p]:  # where rounds are free there may be endlessly many
                 bound -= per_round[p] * rounds[j]
             best[j] = max(best[j], bound)
     return best
+
+
+@compiled
+def earliest_starts(ready: Floats, opens: Floats, closes: Floats) -> Floats:
+    """[label, option]: the earliest start, not before the label is ready, from `opens[option]` to
+    `closes[option]` of one of its windows; infinity if there is none."""
+    start = np.full((len(ready), len(opens)), np.inf)
+    for i in range(len(ready)):
+        for k in range(len(opens)):
+            for w in range(opens.shape[1]):
+                at = max(ready[i], opens[k, w])
+                if at <= closes[k, w]:
+                    start[i, k] = min(start[i, k], at)
+    return start
 
 
 @compiled

@@ -9,7 +9,7 @@ that idle: they look cheap beside labels that have already paid for progress.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -68,6 +68,7 @@ class Sweep:
     def run(self) -> Found:
         problem = self.problem
         self.found = Found()
+        self._along = replace(self.guide, potentials=(self.progress,))
         versions = len(problem.versions)
         size = (self.buckets + 1) * self.slices * versions * self.times
         self.energy, self.clock, self.loss = np.zeros(size), np.zeros(size), np.zeros(size)
@@ -136,17 +137,14 @@ class Sweep:
             self._rounds(base, target, bucket)
 
     def _rounds(self, base: _Batch, target: int, bucket: int) -> None:
+        from takifugu.plan import kernels
+
         problem, options = self.problem, self.options[target]
         if options is None or not len(options):
             return
         table = self._starts[target]
-        ready = base.clock[:, None]
-        if table is None:
-            clock = ready + options.time_s[None, :]
-        else:
-            opens, closes = table
-            start = np.maximum(ready[:, :, None], opens[None])
-            clock = np.where(start <= closes[None], start, np.inf).min(axis=2) + options.time_s[None, :]
+        start = base.clock[:, None] if table is None else kernels.earliest_starts(base.clock, *table)
+        clock = start + options.time_s[None, :]
         loss = problem.versions[target].curve.step(base.loss[:, None], options.share[None, :])
         energy = base.energy[:, None] + options.energy_j[None, :]
         fine = (clock <= problem.time_limit) & (energy < self.cutoff)
@@ -165,12 +163,18 @@ class Sweep:
             return
         place, loss, clock, energy = (x[label, option] for x in (place, loss, clock, energy))
         rounds = base.rounds[label] + 1
-        rank = energy + self.guide.energy_to_go(target, loss, clock, rounds, self.caution)
-        rank[self.guide.hopeless(target, loss, clock, rounds)] = np.inf
         span = max(problem.deadline_s - problem.start_time_s, 1e-12)
         hour = ((clock - problem.start_time_s) / span * self.times).astype(np.int64)
         cell = (place * len(problem.versions) + target) * self.times + np.clip(hour, 0, self.times - 1)
-        better = np.flatnonzero(rank < np.minimum(self.rank[cell], self.cutoff * (1 + self.caution)))
+        to_beat = np.minimum(self.rank[cell], self.cutoff * (1 + self.caution))
+        # Most lose already at one price: only the others are ranked at all of them.
+        hope = energy + self._along.energy_to_go(target, loss, clock, rounds, self.caution) < to_beat
+        label, option, loss, clock, energy, rounds, cell, to_beat = (
+            x[hope] for x in (label, option, loss, clock, energy, rounds, cell, to_beat)
+        )
+        rank = energy + self.guide.energy_to_go(target, loss, clock, rounds, self.caution)
+        rank[self.guide.hopeless(target, loss, clock, rounds)] = np.inf
+        better = np.flatnonzero(rank < to_beat)
         order = better[np.lexsort((rank[better], cell[better]))]
         rows = order[np.concatenate([[True], np.diff(cell[order]) > 0])] if len(order) else order
         at = cell[rows]
