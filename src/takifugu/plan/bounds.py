@@ -37,16 +37,11 @@ class Guide:
             return np.zeros(np.broadcast(loss, clock).shape)
         left_s = (self.time_limit - clock) * (1.0 - caution)
         left = (self.rounds_limit - rounds_done) * (1.0 - caution)
-        loss, left_s, left = (np.array(x) for x in np.broadcast_arrays(loss, left_s, left))
-        best = kernels.highest(
-            loss.ravel(),
-            left_s.ravel(),
-            left.ravel(),
-            *self._stacked[version],
-            self._per_second,
-            self._per_round,
-        )
-        return best.reshape(loss.shape)
+        states = [np.array(x, dtype=np.float64) for x in np.broadcast_arrays(loss, left_s, left)]
+        where, seconds, rounds = (x.ravel() for x in states)
+        grid, value = self._stacked[version]
+        best = kernels.highest(where, seconds, rounds, grid, value, self._per_second, self._per_round)
+        return best.reshape(states[0].shape)
 
     @cached_property
     def _stacked(self) -> list[tuple[Floats, Floats]]:
