@@ -23,6 +23,16 @@ def fleet(rng: np.random.Generator, nodes: int = 7, parts: int = 2) -> dict[str,
     }
 
 
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 7, 8, 9, 100])
+def test_sorts_as_numpy_does(count: int) -> None:
+    rng = np.random.default_rng(count)
+    key = rng.integers(0, max(count // 2, 1), count + 3).astype(float)
+    key[: count // 4] = np.inf
+    order, spare = np.empty(count + 3, np.int64), np.empty(count + 3, np.int64)
+    kernels.sort_by(key, count, order, spare)
+    assert order[:count].tolist() == np.argsort(key[:count], kind="stable").tolist()
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 def test_knapsacks_are_linear_programs(seed: int) -> None:
     rng = np.random.default_rng(seed)

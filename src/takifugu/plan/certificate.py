@@ -170,7 +170,7 @@ class _Ahead:
         return cls(
             *kernels.ahead(
                 there.grid,
-                value,
+                np.ascontiguousarray(value),
                 slopes.floor,
                 slopes.roof,
                 (there.cell, there.above, there.done),
@@ -214,7 +214,7 @@ def gains(way: _Rounds, value: Floats) -> Floats:
     slopes = _Range(np.diff(value) / np.diff(grid))
     ahead = _Ahead.of(way, value, slopes)
     ratio = kernels.gain_ratios(
-        value,
+        np.ascontiguousarray(value),
         ahead.near,
         ahead.far,
         ahead.across,

@@ -39,6 +39,29 @@ def who_fits(level_s: Floats, limit_s: float, who: Ints, level: Ints) -> int:
 
 
 @compiled
+def sort_by(key: Floats, count: int, order: Ints, spare: Ints) -> None:
+    """Fills `order` with 0 .. count - 1 by rising key, equal ones as they came (merges of longer and longer
+    runs; numpy's own takes seconds to translate)."""
+    for k in range(count):
+        order[k] = k
+    run = 1
+    while run < count:
+        for low in range(0, count, 2 * run):
+            middle, high = min(low + run, count), min(low + 2 * run, count)
+            a, b = low, middle
+            for k in range(low, high):
+                if a < middle and (b >= high or key[order[a]] <= key[order[b]]):
+                    spare[k] = order[a]
+                    a += 1
+                else:
+                    spare[k] = order[b]
+                    b += 1
+        for k in range(count):
+            order[k] = spare[k]
+        run *= 2
+
+
+@compiled
 def knapsacks(
     level_s: Floats,
     levels: Floats,
@@ -55,6 +78,7 @@ def knapsacks(
     nodes, count_z, steps = len(fixed_j), len(weights), len(shares)
     tangent, left = np.zeros((len(low_s), steps)), np.zeros((len(low_s), steps))
     who, level = np.empty(nodes, np.int64), np.empty(nodes, np.int64)
+    order, spare = np.empty(nodes, np.int64), np.empty(nodes, np.int64)
     amount, joules = np.empty(nodes), np.empty(nodes)
     ratio, worth = np.empty(nodes), np.empty(nodes)
     reach, spent, slope = np.zeros(nodes + 1), np.zeros(nodes + 1), np.empty(nodes + 1)
@@ -69,7 +93,7 @@ def knapsacks(
             for j in range(count):
                 worth[j] = weights[z, who[j]] * amount[j]
                 ratio[j] = joules[j] / worth[j]
-            order = np.argsort(ratio[:count], kind="mergesort")
+            sort_by(ratio, count, order, spare)
             for k in range(count):
                 j = order[k]
                 slope[k] = ratio[j]
@@ -110,6 +134,7 @@ def prefixes(
     order and length of each; where orders begin; the nodes in order, and the samples each uses."""
     nodes, count_z, labels = len(fixed_j), len(weights), lean.shape[1]
     who, level = np.empty(nodes, np.int64), np.empty(nodes, np.int64)
+    order, spare = np.empty(nodes, np.int64), np.empty(nodes, np.int64)
     rows = places = 0
     for limit in limits_s:
         count = who_fits(level_s, limit, who, level)
@@ -133,7 +158,7 @@ def prefixes(
             for j in range(count):
                 i = who[j]
                 key[j] = (joules[j] + idle_w[i] * (limit - taken_s[j])) / (weights[z, i] * amount[j])
-            order = np.argsort(key[:count], kind="mergesort")
+            sort_by(key, count, order, spare)
             slowest = energy = idle = waited = total = 0.0
             off[:] = 0.0
             done, next_cut = 0, 1
@@ -302,7 +327,8 @@ def common_windows(
             if found > most:
                 count[row] = -1
                 break
-            first[row, :found], last[row, :found] = new_first[:found], new_last[:found]
+            for w in range(found):
+                first[row, w], last[row, w] = new_first[w], new_last[w]
             count[row] = found
     return count, first, last
 
