@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from takifugu.plan.certificate_grid import fine_grid, step_points, steps_in
 from takifugu.plan.curves import Floats, SmoothCurve
 from takifugu.plan.potentials import ROUNDING, Prices
 from takifugu.plan.values import Arrivals, Charges, Terrain, Values, charges, merged, thinned, walk_up
@@ -28,9 +29,12 @@ _HOT = 0.93
 _SPLIT = 1.0005
 _PIECES = 8
 """Rounds that seem to gain more than this are looked at again, their interval of shares in pieces."""
-_STEPS = 25
-"""How many rounds before the target the jumps of the value are given points of their own."""
 _REPAIRS = 2
+_STEP = 0.05
+"""Steps of other versions count if they are this high, as a part of the cheapest round."""
+_LOOKS = 3
+_LOST = 0.002
+"""Where a repair takes more than this part of a value, its steps are given points of their own; so often."""
 
 
 def certify(
@@ -49,7 +53,9 @@ def certify(
     grids = [terrain.grid] * versions
     value: list[Floats] = [np.full(len(terrain.grid), most_j) for _ in range(versions)]
     ways: dict[int, _Rounds] = {}
-    for v in terrain.trainable():
+    done: dict[int, tuple[Floats, tuple[Floats, ...]]] = {}
+    cap = np.array([most_j])
+    for v in reversed(terrain.trainable()):  # switches mostly lead to later ones: these come first
         terrain.check()
         offers, curve = terrain.offers[v], terrain.problem.versions[v].curve
         assert offers is not None
@@ -57,18 +63,29 @@ def certify(
         rough = np.minimum(estimate.value[v][price], most_j)
         full = charges(offers, prices)
         coarse = thinned(full)
-        grid = _fine_grid(terrain, curve, rough, coarse, cells[v])
-        limit = _switch_limits(terrain, v, grid, estimate, price, prices)[None, :]
-        if later is not None:
-            limit = np.minimum(limit, np.interp(grid, later.grids[v], later.value[v][0]))
-        cap = np.array([most_j])
         close = _closely(terrain, v, full, coarse, rough)
-        way = _Rounds.of(curve, grid, close, offers.exact)
-        guess = walk_up(way.arrivals, close.left[None, :], close.at_high[None, :], limit, cap)[0]
-        sound = guess
-        for _ in range(_REPAIRS):
-            sound = _repaired(way, sound, guess)
-        grids[v], value[v], ways[v] = grid, sound, way
+        grid = fine_grid(terrain, curve, rough, coarse, cells[v])
+        ways_out = list(_ways_out(terrain, v, estimate, price, done, later))
+        step_j = _STEP * float(close.at_high.min())
+        steps = [steps_in(way.grid - way.jump, way.bounds[-1], step_j) for way in ways_out]
+        grid = np.unique(np.concatenate([grid, *(x[(x > grid[0]) & (x < grid[-1])] for x in steps)]))
+        highest = -np.inf
+        for look in range(1 + _LOOKS):
+            limit = np.minimum.reduce([np.full(len(grid), np.inf), *(way.left(grid) for way in ways_out)])
+            way = _Rounds.of(curve, grid, close, offers.exact)
+            guess = walk_up(way.arrivals, close.left[None, :], close.at_high[None, :], limit[None, :], cap)[0]
+            ratio, sound = gains(way, guess), guess
+            for k in range(_REPAIRS):
+                sound = _repaired(way, sound, guess, gains(way, sound) if k else ratio)
+            if sound[-1] > highest:
+                highest, grids[v], value[v], ways[v] = float(sound[-1]), grid, sound, way
+            if look == _LOOKS or sound[-1] >= guess[-1] * (1 - _LOST):
+                break
+            more = step_points(curve, grid, guess, ratio, close)
+            if not len(more):
+                break
+            grid = np.unique(np.concatenate([grid, more]))
+        done[v] = (grids[v], _round_first(ways[v], value[v]))
     exits = _Exits(terrain, prices, grids, value, ways, later)
     _switched(exits, most_j)
     for v in range(versions):
@@ -93,43 +110,6 @@ def _closely(terrain: Terrain, version: int, full: Charges, coarse: Charges, rou
     return merged(full, keep)
 
 
-def _fine_grid(terrain: Terrain, curve: SmoothCurve, rough: Floats, close: Charges, cells: int) -> Floats:
-    """Points on which the value climbs evenly, twice as dense in the last few rounds, where it has
-    steps; the steps of the strongest round get points of their own."""
-    grid = terrain.grid
-    climb = np.diff(rough)
-    climb = np.minimum(climb, max(float(climb.sum()), 1e-300) * 0.03)
-    last = rough[:-1] <= min(6.0 * float(close.at_high.max()), 0.5 * float(rough[-1]))
-    climb = np.where(last, 2.0 * climb, climb)
-    climb = climb + 0.05 * climb.sum() * (1.0 / len(climb) + np.diff(grid) / (grid[-1] - grid[0])) + 1e-300
-    place = np.concatenate([[0.0], np.cumsum(climb)])
-    even = np.interp(np.linspace(0.0, place[-1], cells + 1), place, grid)
-    problem = terrain.problem
-    wanted = [grid[0], grid[1], grid[-1], problem.start_loss]
-    step = grid[:2]
-    strongest = close.high[-1:]
-    for _ in range(_STEPS):
-        step = np.minimum(curve.before(step, strongest), grid[-1])
-        if not step[0] < step[1] < grid[-1]:
-            break
-        wanted += list(step)
-    points = np.unique(np.concatenate([even, wanted]))
-    return np.asarray(points[(points >= grid[0]) & (points <= grid[-1])])
-
-
-def _switch_limits(
-    terrain: Terrain, version: int, grid: Floats, estimate: Values, price: int, prices: Prices
-) -> Floats:
-    limit = np.full(len(grid), np.inf)
-    for source, target, switch in terrain.switches:
-        if source == version and terrain.usable[target]:
-            left = np.interp(
-                grid + switch.loss_jump, estimate.grids[target], estimate.after_switch[target][price]
-            )
-            np.minimum(limit, prices.fee(switch) + left, out=limit)
-    return limit
-
-
 @dataclass(frozen=True)
 class _Exit:
     """A way to go on other than by a round: a switch, or waiting for the next phase."""
@@ -143,6 +123,25 @@ class _Exit:
     def left(self, loss: Floats) -> Floats:
         best = np.maximum.reduce([np.interp(loss + self.jump, self.grid, row) for row in self.bounds])
         return np.asarray(self.fee + best)
+
+
+def _ways_out(
+    terrain: Terrain,
+    version: int,
+    estimate: Values,
+    price: int,
+    done: Mapping[int, tuple[Floats, tuple[Floats, ...]]],
+    later: Values | None,
+) -> Iterator[_Exit]:
+    """Exits, by the estimate where they lead to a version that is not `done`. Nothing rests on them:
+    `_switched` proves what has to be proven."""
+    if later is not None:
+        yield _Exit(0.0, 0.0, later.grids[version], (later.value[version][0],))
+    for source, target, switch in terrain.switches:
+        if source == version and terrain.usable[target]:
+            rough = (estimate.grids[target], (estimate.after_switch[target][price],))
+            grid, bounds = done.get(target, rough)
+            yield _Exit(estimate.prices[price].fee(switch), switch.loss_jump, grid, bounds)
 
 
 @dataclass(frozen=True)
@@ -311,10 +310,9 @@ class _Range:
 _LOG = np.concatenate([[0], np.log2(np.arange(1, 1 << 16)).astype(np.int64)])
 
 
-def _repaired(way: _Rounds, value: Floats, guess: Floats) -> Floats:
-    """Slopes divided by the largest gain per cost of all rounds that pass over them (below 1 it raises
-    again what an earlier repair took too much of, but not above the guess)."""
-    ratio = gains(way, value)
+def _repaired(way: _Rounds, value: Floats, guess: Floats, ratio: Floats) -> Floats:
+    """Slopes divided by the largest gain per cost (`ratio`) of all rounds that pass over them (below 1 it
+    raises again what an earlier repair took too much of, but not above the guess)."""
     cell, interval = np.nonzero(ratio > _LEAST)
     start = np.where(way.arrivals.done, 0, way.arrivals.cell)[cell, interval]
     worst = _spread(start, cell, ratio[cell, interval], len(value) - 1)
