@@ -53,7 +53,6 @@ def certify(
     grids = [terrain.grid] * versions
     value: list[Floats] = [np.full(len(terrain.grid), most_j) for _ in range(versions)]
     ways: dict[int, _Rounds] = {}
-    done: dict[int, tuple[Floats, tuple[Floats, ...]]] = {}
     cap = np.array([most_j])
     for v in reversed(terrain.trainable()):  # switches mostly lead to later ones: these come first
         terrain.check()
@@ -65,13 +64,18 @@ def certify(
         coarse = thinned(full)
         close = _closely(terrain, v, full, coarse, rough)
         grid = fine_grid(terrain, curve, rough, coarse, cells[v])
-        ways_out = list(_ways_out(terrain, v, estimate, price, done, later))
-        step_j = _STEP * float(close.at_high.min())
-        steps = [steps_in(way.grid - way.jump, way.bounds[-1], step_j) for way in ways_out]
+        exits = list(_likely_exits(terrain, v, estimate, price, later))
+        steps = [
+            steps_in(grids[target], value[target], _STEP * float(close.at_high.min())) - switch.loss_jump
+            for source, target, switch in terrain.switches
+            if source == v and target in ways
+        ]
+        if later is not None:
+            steps.append(steps_in(later.grids[v], later.value[v][0], _STEP * float(close.at_high.min())))
         grid = np.unique(np.concatenate([grid, *(x[(x > grid[0]) & (x < grid[-1])] for x in steps)]))
         highest = -np.inf
         for look in range(1 + _LOOKS):
-            limit = np.minimum.reduce([np.full(len(grid), np.inf), *(way.left(grid) for way in ways_out)])
+            limit = np.minimum.reduce([np.full(len(grid), np.inf), *(x.left(grid) for x in exits)])
             way = _Rounds.of(curve, grid, close, offers.exact)
             guess = walk_up(way.arrivals, close.left[None, :], close.at_high[None, :], limit[None, :], cap)[0]
             ratio, sound = gains(way, guess), guess
@@ -85,12 +89,11 @@ def certify(
             if not len(more):
                 break
             grid = np.unique(np.concatenate([grid, more]))
-        done[v] = (grids[v], _round_first(ways[v], value[v]))
-    exits = _Exits(terrain, prices, grids, value, ways, later)
-    _switched(exits, most_j)
+    all_exits = _Exits(terrain, prices, grids, value, ways, later)
+    _switched(all_exits, most_j)
     for v in range(versions):
         if v not in ways:  # nobody can train it: a switch comes first, or the next phase
-            value[v] = _only_exits(exits, v, most_j)
+            value[v] = _only_exits(all_exits, v, most_j)
     rows = tuple((x - ROUNDING * np.abs(x))[None, :] for x in value)
     return Values((prices,), tuple(grids), rows, rows)
 
@@ -125,23 +128,16 @@ class _Exit:
         return np.asarray(self.fee + best)
 
 
-def _ways_out(
-    terrain: Terrain,
-    version: int,
-    estimate: Values,
-    price: int,
-    done: Mapping[int, tuple[Floats, tuple[Floats, ...]]],
-    later: Values | None,
+def _likely_exits(
+    terrain: Terrain, version: int, estimate: Values, price: int, later: Values | None
 ) -> Iterator[_Exit]:
-    """Exits, by the estimate where they lead to a version that is not `done`. Nothing rests on them:
-    `_switched` proves what has to be proven."""
+    """Exits, to other versions by the estimate: for guesses. `_switched` proves what has to be proven."""
     if later is not None:
         yield _Exit(0.0, 0.0, later.grids[version], (later.value[version][0],))
     for source, target, switch in terrain.switches:
         if source == version and terrain.usable[target]:
-            rough = (estimate.grids[target], (estimate.after_switch[target][price],))
-            grid, bounds = done.get(target, rough)
-            yield _Exit(estimate.prices[price].fee(switch), switch.loss_jump, grid, bounds)
+            fee, after = estimate.prices[price].fee(switch), estimate.after_switch[target][price]
+            yield _Exit(fee, switch.loss_jump, estimate.grids[target], (after,))
 
 
 @dataclass(frozen=True)
