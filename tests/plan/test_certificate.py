@@ -9,15 +9,18 @@ from generator import small_problem
 from oracle import enumerate_plans
 from test_bounds import HARD, offers_of
 
+from takifugu.plan import certificate
 from takifugu.plan.certificate import certify
+from takifugu.plan.certificate_grid import step_points
 from takifugu.plan.curves import Exponential, Power
 from takifugu.plan.families import prefixes
 from takifugu.plan.fleet import Fleet
+from takifugu.plan.parts import Parts
 from takifugu.plan.potentials import Prices
 from takifugu.plan.prices import around, search
 from takifugu.plan.problem import Problem
 from takifugu.plan.relaxation import label_multipliers, relaxed_offers, share_grid
-from takifugu.plan.values import Terrain
+from takifugu.plan.values import Charges, Terrain
 
 
 @pytest.mark.parametrize("relaxed", [True, False], ids=["fractional", "enumerated"])
@@ -116,3 +119,34 @@ def test_pull_bounds_the_slope_in_data_and_rounds_are_concave_in_the_loss(curve:
     middle = curve.step(0.5 * (loss + loss.T), np.float64(0.4))
     ends = 0.5 * (curve.step(loss, np.float64(0.4)) + curve.step(loss.T, np.float64(0.4)))
     assert (middle >= ends - 1e-12).all()
+
+
+def test_steps_of_the_value_get_points_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two rounds matter near this target, a cheap one and, for a little more data, a much dearer one."""
+    problem = instance(89)
+    terrain = Terrain(problem, Parts(problem).offers, 150)
+    values = terrain.estimate([Prices(30.0, 204.0)])
+    cells, start = [400] * len(problem.versions), np.array([problem.start_loss])
+
+    def of_the_third() -> float:
+        return float(certify(terrain, values, 0, 4e5, cells).at(2, start)[0])
+
+    found, wanted = of_the_third(), float(values.at(2, start)[0])
+    assert found > 0.98 * wanted
+    monkeypatch.setattr(certificate, "_LOOKS", 0)
+    assert of_the_third() < 0.96 * wanted
+
+
+def test_a_step_lies_where_a_round_lands_on_the_step_below() -> None:
+    curve = Exponential(floor=0.2, data_gain=0.0, data_exponent=0.5, rate=0.5)
+    grid = np.concatenate([[0.5, 0.5 + 1e-8], np.linspace(0.51, 2.0, 50)])
+    # Every round costs 1 and the value is how many are needed: steps lie where n rounds lead down to 0.5.
+    needed = np.maximum(np.ceil(np.log((grid - 0.2) / 0.3) / 0.5), 0.0)
+    close = Charges(*(np.ones(1) for _ in range(5)))
+    in_cell = np.where(np.diff(needed) > 0, 1.5, 1.0)[:, None]
+    points = step_points(curve, grid, needed, in_cell, close)
+    exact = 0.2 + 0.3 * np.exp(0.5 * np.arange(1, 1 + len(points) // 2))
+    assert len(exact) == 3
+    np.testing.assert_allclose(points[::2], exact, rtol=1e-12)
+    assert (points[1::2] > exact).all()
+    np.testing.assert_allclose(points[1::2], exact, atol=1e-7)
