@@ -11,7 +11,7 @@ from test_bounds import HARD, offers_of
 
 from takifugu.plan import certificate
 from takifugu.plan.certificate import certify
-from takifugu.plan.certificate_grid import step_points
+from takifugu.plan.certificate_grid import step_points, that_matter
 from takifugu.plan.curves import Exponential, Power
 from takifugu.plan.families import prefixes
 from takifugu.plan.fleet import Fleet
@@ -150,3 +150,24 @@ def test_a_step_lies_where_a_round_lands_on_the_step_below() -> None:
     np.testing.assert_allclose(points[::2], exact, rtol=1e-12)
     assert (points[1::2] > exact).all()
     np.testing.assert_allclose(points[1::2], exact, atol=1e-7)
+
+
+@pytest.mark.parametrize("seed", [0, 85])
+def test_versions_that_do_not_matter_are_not_looked_at_closely(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem = instance(seed)
+    parts = Parts(problem)
+    terrain = Terrain(problem, parts.offers, 200)
+    priced = around(terrain, parts.prices)
+    assert len(that_matter(terrain, priced.values, priced.best)) < len(problem.versions)
+    prices = priced.values.prices[priced.best]
+    most = 1.3 * (priced.energy_j + prices.per_second * problem.deadline_s + prices.per_round * 300)
+    cells = [300] * len(problem.versions)
+
+    def bound() -> float:
+        return float(certify(terrain, priced.values, priced.best, most, cells).from_start(problem)[0])
+
+    quick = bound()
+    monkeypatch.setattr(certificate, "that_matter", lambda *_: set(range(len(problem.versions))))
+    assert quick == pytest.approx(bound(), rel=1e-4)

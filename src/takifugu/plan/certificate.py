@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from takifugu.plan.certificate_grid import fine_grid, step_points, steps_in
+from takifugu.plan.certificate_grid import fine_grid, step_points, steps_in, that_matter
 from takifugu.plan.curves import Floats, SmoothCurve
 from takifugu.plan.potentials import ROUNDING, Prices
 from takifugu.plan.values import Arrivals, Charges, Terrain, Values, charges, merged, thinned, walk_up
@@ -53,7 +53,7 @@ def certify(
     grids = [terrain.grid] * versions
     value: list[Floats] = [np.full(len(terrain.grid), most_j) for _ in range(versions)]
     ways: dict[int, _Rounds] = {}
-    cap = np.array([most_j])
+    cap, matter = np.array([most_j]), that_matter(terrain, estimate, price)
     for v in reversed(terrain.trainable()):  # switches mostly lead to later ones: these come first
         terrain.check()
         offers, curve = terrain.offers[v], terrain.problem.versions[v].curve
@@ -63,7 +63,8 @@ def certify(
         full = charges(offers, prices)
         coarse = thinned(full)
         close = _closely(terrain, v, full, coarse, rough)
-        grid = fine_grid(terrain, curve, rough, coarse, cells[v])
+        close_look = v in matter
+        grid = fine_grid(terrain, curve, rough, coarse, cells[v] if close_look else cells[v] // 4)
         exits = list(_likely_exits(terrain, v, estimate, price, later))
         steps = [
             steps_in(grids[target], value[target], _STEP * float(close.at_high.min())) - switch.loss_jump
@@ -83,7 +84,7 @@ def certify(
                 sound = _repaired(way, sound, guess, gains(way, sound) if k else ratio)
             if sound[-1] > highest:
                 highest, grids[v], value[v], ways[v] = float(sound[-1]), grid, sound, way
-            if look == _LOOKS or sound[-1] >= guess[-1] * (1 - _LOST):
+            if look == _LOOKS or not close_look or sound[-1] >= guess[-1] * (1 - _LOST):
                 break
             more = step_points(curve, grid, guess, ratio, close)
             if not len(more):

@@ -11,14 +11,33 @@ from __future__ import annotations
 import numpy as np
 
 from takifugu.plan.curves import Floats, SmoothCurve
-from takifugu.plan.values import Charges, Terrain
+from takifugu.plan.values import Charges, Terrain, Values
 
 _STEPS = 25
 """How many rounds before the target the steps of the strongest round are given points of their own."""
+_HARDLY = 0.02
+"""A switch matters if it raises what is left to pay by no more than this, somewhere."""
 _NARROW = 1e-6
 """Pairs of points are this close together, as a part of all losses."""
 _TOO_MUCH = 1.003
 """Cells from which a round gains this much more than it costs have a step in them."""
+
+
+def that_matter(terrain: Terrain, estimate: Values, price: int) -> set[int]:
+    """Versions that a good plan might use: from the start, by switches that cost hardly more than staying."""
+    found, new = set[int](), {terrain.problem.version_index[terrain.problem.start_version]}
+    while new:
+        found |= new
+        new = set()
+        for source, target, switch in terrain.switches:
+            if source not in found or target in found or not terrain.usable[target]:
+                continue
+            here, grid = estimate.value[source][price], estimate.grids[target]
+            land = estimate.grids[source] + switch.loss_jump
+            there = np.interp(land, grid, estimate.after_switch[target][price])
+            if (estimate.prices[price].fee(switch) + there <= here * (1 + _HARDLY))[1:].any():
+                new.add(target)
+    return found
 
 
 def fine_grid(terrain: Terrain, curve: SmoothCurve, rough: Floats, close: Charges, cells: int) -> Floats:

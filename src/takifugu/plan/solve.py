@@ -2,8 +2,9 @@
 
 The way there is a ladder, cheap rungs first, and it stops as soon as the gap is small enough. Small fleets,
 whose node sets can all be listed: the continuous bound, a sweep, the exact search. Others: plans along
-whole-round values and their certificate, twice, with sweeps between; then baselines and wider sweeps. No rung
-looks at the clock except to stop at a time limit, so the same problem gives the same plan.
+whole-round values and their certificate, up to three times, closer and closer; a sweep where the plan is at
+fault rather than the proof; then baselines and wider sweeps. No rung looks at the clock except to stop at a
+time limit, so the same problem gives the same plan.
 """
 
 from __future__ import annotations
@@ -46,6 +47,11 @@ PHASES = 8
 """Phases of time in a bound, where nodes come and go."""
 PHASES_GAIN = 1.004
 """By how much they must raise the estimate of the least energy to be worth a certificate."""
+CLEARLY = 0.6
+"""Within this part of the tolerance of the estimate, a plan is left as it is until the proof is better."""
+PASSES = ((300, 400, 320), (700, 1000, 800), (1500, 2200, 1600))
+"""Losses of an estimate, losses of a certificate, shares: each pass looks closer. The last one only where the
+estimate says that a closer look will do."""
 SMALL_ROWS = 20_000
 """Most rows (node sets, all versions) for which the exact search is tried first."""
 
@@ -173,39 +179,8 @@ class Solver(Parts):
                 return
             if self._exact(3_000_000 if self.tolerance == 0.0 else 30_000 if self.thorough else 4_000):
                 return
-        for cells, fine, points in ((300, 400, 320), (700, 1000, 800)):
-            if points != self.points and len(self.problem.nodes) <= LARGE_FLEET:
-                self.sharpen_(self.plan, points)
-            terrain = Terrain(self.problem, self.offers, cells, self.check)
-            if not terrain.sound:
-                break
-            priced = prices_around(terrain, self.prices)
-            if self.plan is None and self.attendance is not None:
-                self._simple()  # plans of whoever is there take longer: first any plan at all
-            self._follow(priced)
-            if self.fleet.mix is not None and self.plan is not None and self.thorough:
-                self.sharpen_(self.plan, points)
-                terrain = Terrain(self.problem, self.offers, cells, self.check)
-                priced = prices_around(terrain, self.prices)
-                self._follow(priced)
-            if self.plan is None:
-                if self._hopeless():
-                    return
-                self._simple()
-            if self.plan is not None and not self.thorough:
-                self._certify(terrain, priced, fine // 2)
-                return
-            self._certify(terrain, priced, fine)
-            if self._good():
-                return
-            if self.plan is not None and len(self.problem.nodes) > LARGE_FLEET:
-                continue  # sweeps are slow on such fleets, and rarely better
-            width = (300, 8, 0.003) if fine < 1000 else (600, 24, 0.003)
-            self._sweeps(self.family_options(10), (width,), terrain, priced)
-            if not self._good() and self.attendance is not None:
-                self._certify_phases(priced, fine)
-            if self._good():
-                return
+        if self._passes():
+            return
         if self.plan is not None and len(self.problem.nodes) > LARGE_FLEET:
             return
         if self.plan is None and self._hopeless():
@@ -228,6 +203,49 @@ class Solver(Parts):
         self._sweeps(self.family_options(100), ((900, 64, 0.0005), (900, 64, 0.003)))
         if self.plan is None and self.complete:
             self._exact(3_000_000)
+
+    def _passes(self) -> bool:
+        """Plans along values and their certificates; true if nothing is left to do."""
+        large = len(self.problem.nodes) > LARGE_FLEET
+        priced: Priced | None = None
+        for number, (cells, fine, points) in enumerate(PASSES):
+            if number == 2 and (large or not self._promising(priced, 1.0)):
+                return False
+            if points != self.points and not large:
+                self.sharpen_(self.plan, points)
+            terrain = Terrain(self.problem, self.offers, cells, self.check)
+            if not terrain.sound:
+                return False
+            priced = prices_around(terrain, self.prices)
+            if self.plan is None and self.attendance is not None:
+                self._simple()  # plans of whoever is there take longer: first any plan at all
+            self._follow(priced)
+            if self.fleet.mix is not None and self.plan is not None and self.thorough:
+                self.sharpen_(self.plan, points)
+                terrain = Terrain(self.problem, self.offers, cells, self.check)
+                priced = prices_around(terrain, self.prices)
+                self._follow(priced)
+            if self.plan is None:
+                if self._hopeless():
+                    return True
+                self._simple()
+            if self.plan is not None and not self.thorough:
+                self._certify(terrain, priced, fine // 2)
+                return True
+            self._certify(terrain, priced, fine)
+            if self._good():
+                return True
+            if number == 2 or self._promising(priced, CLEARLY):
+                continue  # the plan is good enough, the proof is not: a closer look
+            if self.plan is not None and large:
+                continue  # sweeps are slow on such fleets, and rarely better
+            width = (600, 24, 0.003) if number else (300, 8, 0.003)
+            self._sweeps(self.family_options(10), (width,), terrain, priced)
+            if not self._good() and self.attendance is not None:
+                self._certify_phases(priced, fine)
+            if self._good():
+                return True
+        return False
 
     def _follow(self, priced: Priced) -> None:
         """Plans along the values, the deadline and the round cap held back more and more."""
@@ -282,6 +300,12 @@ class Solver(Parts):
         if self.plan is None:
             return False
         return self.plan.energy_j - self.bound_j <= self.tolerance * self.plan.energy_j + 1e-12
+
+    def _promising(self, priced: Priced | None, part: float) -> bool:
+        """Whether the plan would be within this part of the tolerance if the estimate were a bound."""
+        if self.plan is None or priced is None:
+            return False
+        return priced.energy_j >= self.plan.energy_j * (1.0 - part * self.tolerance)
 
     def _raise_bound(self, bound_j: float, rung: str) -> None:
         if bound_j > self.bound_j:
