@@ -40,6 +40,12 @@ def search(terrain: Terrain) -> Prices:
     return Prices(per_second, per_round)
 
 
+def at(terrain: Terrain, prices: Prices) -> Priced:
+    """Values at one price only."""
+    values = terrain.estimate([prices])
+    return Priced(values, 0, float(values.from_start(terrain.problem)[0]))
+
+
 def around(terrain: Terrain, top: Prices) -> Priced:
     """Values at many prices around the top."""
     problem = terrain.problem

@@ -21,6 +21,7 @@ from takifugu.errors import UsageError
 from takifugu.plan import relaxation
 from takifugu.plan.baselines import run_baselines
 from takifugu.plan.certificate import certify
+from takifugu.plan.curves import Floats
 from takifugu.plan.options import Options
 from takifugu.plan.parts import Parts
 from takifugu.plan.phase_prices import climb
@@ -30,6 +31,7 @@ from takifugu.plan.polish import polish
 from takifugu.plan.potentials import Potential
 from takifugu.plan.prices import Priced
 from takifugu.plan.prices import around as prices_around
+from takifugu.plan.prices import at as prices_at
 from takifugu.plan.problem import Problem
 from takifugu.plan.reach import Reach, Reached, fastest
 from takifugu.plan.rollout import Guideposts, Trail
@@ -49,9 +51,10 @@ PHASES_GAIN = 1.004
 """By how much they must raise the estimate of the least energy to be worth a certificate."""
 CLEARLY = 0.6
 """Within this part of the tolerance of the estimate, a plan is left as it is until the proof is better."""
-PASSES = ((300, 400, 320), (700, 1000, 800), (1500, 2200, 1600))
-"""Losses of an estimate, losses of a certificate, shares: each pass looks closer. The last one only where the
-estimate says that a closer look will do."""
+PASSES = ((300, 400, 320), (700, 1000, 800))
+FINEST = 2200
+"""Losses of an estimate, of a certificate, and shares: the second pass looks closer. A third certificate, as
+fine as that, follows where the estimate says that it will do."""
 SMALL_ROWS = 20_000
 """Most rows (node sets, all versions) for which the exact search is tried first."""
 
@@ -124,6 +127,10 @@ def solve(
     solver = Solver(problem, tolerance, time_limit_s, progress or (lambda _: None))
     solver.thorough = thorough
     return solver.run(explain_infeasible)
+
+
+def _halved(grid: Floats) -> Floats:
+    return np.sort(np.concatenate([grid, 0.5 * (grid[1:] + grid[:-1])]))
 
 
 class Solver(Parts):
@@ -207,10 +214,7 @@ class Solver(Parts):
     def _passes(self) -> bool:
         """Plans along values and their certificates; true if nothing is left to do."""
         large = len(self.problem.nodes) > LARGE_FLEET
-        priced: Priced | None = None
         for number, (cells, fine, points) in enumerate(PASSES):
-            if number == 2 and (large or not self._promising(priced, 1.0)):
-                return False
             if points != self.points and not large:
                 self.sharpen_(self.plan, points)
             terrain = Terrain(self.problem, self.offers, cells, self.check)
@@ -220,8 +224,8 @@ class Solver(Parts):
             if self.plan is None and self.attendance is not None:
                 self._simple()  # plans of whoever is there take longer: first any plan at all
             self._follow(priced)
-            if self.fleet.mix is not None and self.plan is not None and self.thorough:
-                self.sharpen_(self.plan, points)
+            if number == 0 and self.fleet.mix is not None and self.plan is not None and self.thorough:
+                self.sharpen_(self.plan, points)  # label prices that suit the plan
                 terrain = Terrain(self.problem, self.offers, cells, self.check)
                 priced = prices_around(terrain, self.prices)
                 self._follow(priced)
@@ -235,17 +239,19 @@ class Solver(Parts):
             self._certify(terrain, priced, fine)
             if self._good():
                 return True
-            if number == 2 or self._promising(priced, CLEARLY):
-                continue  # the plan is good enough, the proof is not: a closer look
-            if self.plan is not None and large:
-                continue  # sweeps are slow on such fleets, and rarely better
+            if self._promising(priced, CLEARLY) or (large and self.plan is not None):
+                continue  # the proof is at fault: a closer look (and sweeps are slow on large fleets)
             width = (600, 24, 0.003) if number else (300, 8, 0.003)
             self._sweeps(self.family_options(10), (width,), terrain, priced)
             if not self._good() and self.attendance is not None:
                 self._certify_phases(priced, fine)
             if self._good():
                 return True
-        return False
+        if large or not self._promising(priced, 1.0):
+            return False
+        finer = Terrain(self.problem, self.offers, check=self.check, points=_halved(terrain.grid))
+        self._certify(finer, prices_at(finer, priced.values.prices[priced.best]), FINEST)
+        return self._good()
 
     def _follow(self, priced: Priced) -> None:
         """Plans along the values, the deadline and the round cap held back more and more."""
