@@ -6,7 +6,7 @@ is, is its slope. A few such slopes, and a linear program over them, say where t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,12 +15,16 @@ from scipy.optimize import linprog
 from takifugu.plan.curves import Floats
 from takifugu.plan.phases import PhasedTerrain, PhasePrices
 from takifugu.plan.potentials import Prices
+from takifugu.plan.problem import Switch
 from takifugu.plan.values import Values
 
 _MOST_ROUNDS = 600
 _TIE = 1e-3
 """Where two phases are as good as each other but for this, the clock decides."""
-_FIRST_STEP, _LAST_STEP = 0.4, 0.03
+_DEARER = (0.02, 0.1, 0.4)
+"""How much more, in parts, time may be worth in good phases than it is in all of them together."""
+_ABOVE = 0.01
+_FIRST_STEP, _LAST_STEP = 0.4, 0.01
 """How far prices may move at once, relative to what they are."""
 
 
@@ -35,15 +39,55 @@ class _Slope:
         return np.append(-self.slope, 1.0), self.height_j - float(self.slope @ self.at)
 
 
-def climb(terrain: PhasedTerrain, first: Prices, energy_j: float, steps: int = 14) -> PhasePrices:
-    """The best prices found in so many steps, beginning with one price for all phases. `energy_j`: about what
-    a plan needs."""
+def best_prices(terrain: PhasedTerrain, first: Prices, energy_j: float) -> tuple[PhasePrices, float]:
+    """The best prices found, beginning with the best single one for all phases, and by how much they raise
+    its estimate. `energy_j`: about what a plan needs."""
+    span_s = float(terrain.phases.lengths_s.sum())
+    unit_s = max(first.per_second, 0.05 * energy_j / max(span_s, 1e-12))
+    tried = [PhasePrices(np.full(len(terrain.phases), first.per_second), first.per_round)]
+    tried += [equalised(terrain, Prices(first.per_second + f * unit_s, first.per_round)) for f in _DEARER]
+    heights = terrain.from_start(terrain.estimate(tried), tried)
+    best, height = climb(terrain, tried[int(heights.argmax())], energy_j)
+    return best, height / max(float(heights[0]), 1e-300)
+
+
+def equalised(terrain: PhasedTerrain, good: Prices) -> PhasePrices:
+    """A price for phases in which everything goes well, and for others as much less as makes up for what is
+    missing in them: walking along, the price at which the best round of the moment is just worth its time. (A
+    little above it costs little; a little below, and everything would be done in that phase.)"""
+    phases, problem = terrain.phases, terrain.problem
+    prices = PhasePrices(np.full(len(phases), good.per_second), good.per_round)
+    values = terrain.estimate([prices])
+    menu = _Menu(terrain, prices)
+    version, loss, clock = problem.version_index[problem.start_version], problem.start_loss, phases.bounds[0]
+    worth: list[list[float]] = [[] for _ in range(len(phases))]
+    for _ in range(_MOST_ROUNDS):
+        phase = int(np.searchsorted(phases.bounds, clock, side="right")) - 1
+        if loss <= problem.loss_limit or phase >= len(phases):
+            break
+        found = menu.most_worth(values[phase], phase, version, loss)
+        if found is None:
+            worth[phase].append(0.0)
+            clock = phases.bounds[phase + 1]
+            continue
+        per_second, version, loss, took = found
+        worth[phase].append(per_second)
+        clock += took
+    seen = np.array([max(row, default=np.inf) * (1.0 + _ABOVE) for row in worth])
+    seen = np.where(seen > (1.0 - 3 * _ABOVE) * good.per_second, good.per_second, seen)
+    return PhasePrices(seen, good.per_round)
+
+
+def climb(
+    terrain: PhasedTerrain, first: PhasePrices, energy_j: float, steps: int = 24
+) -> tuple[PhasePrices, float]:
+    """The best prices found in so many steps from the first ones, and the estimate there."""
     phases, cap = terrain.phases, terrain.problem.max_rounds or 0
     span_s = float(phases.lengths_s.sum())
-    unit_s = max(first.per_second, 0.05 * energy_j / max(span_s, 1e-12))
+    unit_s = max(float(first.per_second.max()), 0.05 * energy_j / max(span_s, 1e-12))
     unit_r = max(first.per_round, 0.02 * energy_j / max(cap, 1))
     units = np.append(np.full(len(phases), unit_s), unit_r)
-    at = np.append(np.full(len(phases), first.per_second), first.per_round) / units
+    at = np.append(first.per_second, first.per_round) / units
     best, highest, reach, known = at, -np.inf, _FIRST_STEP, list[_Slope]()
     for _ in range(steps):
         prices = PhasePrices(at[:-1] * unit_s, float(at[-1] * unit_r))
@@ -72,7 +116,7 @@ def climb(terrain: PhasedTerrain, first: Prices, energy_j: float, steps: int = 1
         if answer.status != 0:
             break
         at = np.asarray(answer.x[:-1])
-    return PhasePrices(best[:-1] * unit_s, float(best[-1] * unit_r))
+    return PhasePrices(best[:-1] * unit_s, float(best[-1] * unit_r)), highest
 
 
 @dataclass(frozen=True)
@@ -128,15 +172,9 @@ class _Menu:
     ) -> tuple[float, int, float, float] | None:
         """Its cost per gain, version, loss after it, and time."""
         best = None
-        stay = [(version, 0.0, 0.0, 0.0)]
-        ways = stay + [
-            (t, self.rows[phase].fee(s), s.time_s, s.loss_jump)
-            for v, t, s in self.terrain.terrains[phase].switches
-            if v == version
-        ]
-        for target, fee, time_s, jump in ways:
-            if not self.terrain.terrains[phase].usable[target]:
-                continue
+        for target, switch in self._ways(phase, version):
+            fee = 0.0 if switch is None else self.rows[phase].fee(switch)
+            time_s, jump = (0.0, 0.0) if switch is None else (switch.time_s, switch.loss_jump)
             share, cost, took = self._rounds(phase, target)
             after = self.terrain.problem.versions[target].curve.step(np.asarray(loss + jump), share)
             gain = here - values.at(target, after)
@@ -146,6 +184,35 @@ class _Menu:
             if np.isfinite(ratio[k]) and (best is None or ratio[k] < best[0]):
                 best = (float(ratio[k]), target, float(after[k]), float(took[k]) + time_s)
         return best
+
+    def most_worth(
+        self, values: Values, phase: int, version: int, loss: float
+    ) -> tuple[float, int, float, float] | None:
+        """The round that is worth the most per second: that worth, its version, loss after it, and time."""
+        here, best = _left(values, version, loss), None
+        for target, switch in self._ways(phase, version):
+            energy_j, time_s, jump = (
+                (0.0, 0.0, 0.0) if switch is None else (switch.energy_j, switch.time_s, switch.loss_jump)
+            )
+            share, cost, took = self._rounds(phase, target)
+            after = self.terrain.problem.versions[target].curve.step(np.asarray(loss + jump), share)
+            # The menu's cost has its time in it, at the phase's price.
+            joules = cost - self.rows[phase].per_second * took + energy_j
+            worth = (here - values.at(target, after) - joules) / (took + time_s)
+            worth = np.where(np.isfinite(worth) & (after < loss + jump), worth, -np.inf)
+            k = int(worth.argmax())
+            if worth[k] > (0.0 if best is None else best[0]):
+                best = (float(worth[k]), target, float(after[k]), float(took[k]) + time_s)
+        return best
+
+    def _ways(self, phase: int, version: int) -> Iterator[tuple[int, Switch | None]]:
+        """To stay, and to switch."""
+        terrain = self.terrain.terrains[phase]
+        if terrain.usable[version]:
+            yield version, None
+        for source, target, switch in terrain.switches:
+            if source == version and terrain.usable[target]:
+                yield target, switch
 
     def _rounds(self, phase: int, version: int) -> tuple[Floats, Floats, Floats]:
         if (phase, version) not in self._known:

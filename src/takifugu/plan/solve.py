@@ -24,7 +24,7 @@ from takifugu.plan.certificate import certify
 from takifugu.plan.curves import Floats
 from takifugu.plan.options import Options
 from takifugu.plan.parts import Parts
-from takifugu.plan.phase_prices import climb
+from takifugu.plan.phase_prices import best_prices
 from takifugu.plan.phases import PhasedTerrain, Phases
 from takifugu.plan.plan import FORMAT, Decision, Plan, meets_limits, replay
 from takifugu.plan.polish import polish
@@ -45,9 +45,9 @@ CAUTION = (0.0, 0.0003, 0.0006, 0.001, 0.002, 0.003, 0.005, 0.008, 0.012, 0.02, 
 ENOUGH = 1.001
 """A plan this close to the estimate of the least energy is not improved by more caution."""
 LARGE_FLEET = 2000
-PHASES = 8
+PHASES = 16
 """Phases of time in a bound, where nodes come and go."""
-PHASES_GAIN = 1.004
+PHASES_GAIN = 1.002
 """By how much they must raise the estimate of the least energy to be worth a certificate."""
 CLEARLY = 0.6
 """Within this part of the tolerance of the estimate, a plan is left as it is until the proof is better."""
@@ -292,14 +292,15 @@ class Solver(Parts):
         phases = Phases.of(self.problem, rounds, PHASES)
         if len(phases) == 1:
             return
-        terrain = PhasedTerrain(phases, self.offers, 150, self.check)
+        rough = PhasedTerrain(phases, self.offers, 150, self.check)
         known = priced.energy_j if self.plan is None else self.plan.energy_j
-        prices = climb(terrain, self.prices, known)
-        values = terrain.estimate([prices])
-        self.phases_help = float(terrain.from_start(values, [prices])[0]) > priced.energy_j * PHASES_GAIN
+        prices, gain = best_prices(rough, self.prices, known)
+        self.phases_help = gain > PHASES_GAIN
         if not self.phases_help:
             return
-        certified = terrain.certified(values, 0, 1.3 * (known + phases.limits_j(prices)), cells)
+        terrain = PhasedTerrain(phases, self.offers, 300, self.check)
+        most_j = 1.3 * (known + phases.limits_j(prices))
+        certified = terrain.certified(terrain.estimate([prices]), 0, most_j, cells)
         self._raise_bound(float(terrain.from_start(certified, [prices])[0]), "bound by phases")
 
     def _good(self) -> bool:
