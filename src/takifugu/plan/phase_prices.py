@@ -24,6 +24,8 @@ _TIE = 1e-3
 _DEARER = (0.02, 0.1, 0.4)
 """How much more, in parts, time may be worth in good phases than it is in all of them together."""
 _ABOVE = 0.01
+_IN_VAIN = 8
+"""After so many steps that gained nothing there is nothing to gain."""
 _FIRST_STEP, _LAST_STEP = 0.4, 0.01
 """How far prices may move at once, relative to what they are."""
 
@@ -89,7 +91,7 @@ def climb(
     units = np.append(np.full(len(phases), unit_s), unit_r)
     at = np.append(first.per_second, first.per_round) / units
     best, highest, reach, known = at, -np.inf, _FIRST_STEP, list[_Slope]()
-    for _ in range(steps):
+    for number in range(steps):
         prices = PhasePrices(at[:-1] * unit_s, float(at[-1] * unit_r))
         values = terrain.estimate([prices])
         height = float(terrain.from_start(values, [prices])[0])
@@ -100,7 +102,7 @@ def climb(
             best, highest = at, height
         else:
             reach *= 0.75
-        if reach < _LAST_STEP:
+        if reach < _LAST_STEP or (number == _IN_VAIN and highest == known[0].height_j):
             break
         low = np.maximum(best * (1 - reach) - 0.1 * reach, 0.0)
         high = best * (1 + reach) + 0.2 * reach
