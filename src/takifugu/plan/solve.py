@@ -51,7 +51,7 @@ PHASES_GAIN = 1.002
 """By how much they must raise the estimate of the least energy to be worth a certificate."""
 CLEARLY = 0.6
 """Within this part of the tolerance of the estimate, a plan is left as it is until the proof is better."""
-PASSES = ((300, 400, 320), (700, 1000, 800))
+PASSES = ((300, 400, 800), (700, 1000, 1600))
 FINEST = 2200
 """Losses of an estimate, of a certificate, and shares: the second pass looks closer. A third certificate, as
 fine as that, follows where the estimate says that it will do."""
