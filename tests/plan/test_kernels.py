@@ -250,3 +250,34 @@ def test_the_earliest_start_in_some_window(seed: int) -> None:
     found = kernels.earliest_starts(ready, opens, closes)
     start = np.maximum(ready[:, None, None], opens)
     assert (found == np.where(start <= closes, start, np.inf).min(axis=2)).all()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_worst_ratio_on_the_way(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    count = int(rng.integers(1, 40))
+    ratio = rng.uniform(0.5, 1.5, (count, 4))
+    cell = np.minimum(rng.integers(0, count, (count, 4)), np.arange(count)[:, None])
+    done = rng.uniform(size=(count, 4)) < 0.2
+    found = kernels.worst_on_the_way(ratio, cell, done, 0.9)
+    wanted = np.full(count, 0.9)
+    for i, k in np.ndindex(count, 4):
+        way = slice(0 if done[i, k] else cell[i, k], i + 1)
+        wanted[way] = np.maximum(wanted[way], ratio[i, k])
+    assert (found == wanted).all()
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_round_and_then_the_rest(seed: int, exact: bool) -> None:
+    rng = np.random.default_rng(seed)
+    near, far, across = rng.uniform(0.0, 1.0, (3, 9, 5))
+    dip, (left, right) = rng.uniform(0.0, 0.5, (8, 5)), rng.uniform(0.1, 1.0, (2, 5))
+    low, chord = kernels.round_bounds(near, far, across, dip, left, right, exact)
+    np.testing.assert_allclose(low, (left + far).min(axis=1))
+    point = left + far
+    if not exact:
+        point = np.maximum(point, np.minimum(left + near, right + far) - across)
+    none = np.zeros((1, 5))
+    dips = np.maximum(np.concatenate([none, dip]), np.concatenate([dip, none]))
+    np.testing.assert_allclose(chord, (point - dips).min(axis=1))

@@ -310,23 +310,10 @@ _LOG = np.concatenate([[0], np.log2(np.arange(1, 1 << 16)).astype(np.int64)])
 def _repaired(way: _Rounds, value: Floats, guess: Floats, ratio: Floats) -> Floats:
     """Slopes divided by the largest gain per cost (`ratio`) of all rounds that pass over them (below 1 it
     raises again what an earlier repair took too much of, but not above the guess)."""
-    cell, interval = np.nonzero(ratio > _LEAST)
-    start = np.where(way.arrivals.done, 0, way.arrivals.cell)[cell, interval]
-    worst = _spread(start, cell, ratio[cell, interval], len(value) - 1)
+    from takifugu.plan import kernels
+
+    worst = kernels.worst_on_the_way(ratio, way.arrivals.cell, way.arrivals.done, _LEAST)
     return np.concatenate([[0.0], np.cumsum(np.minimum(np.diff(value) / worst, np.diff(guess)))])
-
-
-def _spread(first: Ints, last: Ints, height: Floats, count: int) -> Floats:
-    """For each cell the largest height of all stretches [first, last] that contain it."""
-    level = np.log2(last - first + 1.0).astype(np.int64)
-    table = np.full((int(level.max(initial=0)) + 1, count), _LEAST)
-    np.maximum.at(table, (level, first), height)
-    np.maximum.at(table, (level, last - (1 << level) + 1), height)
-    for k in range(len(table) - 1, 0, -1):
-        half = 1 << (k - 1)
-        np.maximum(table[k - 1], table[k], out=table[k - 1])
-        np.maximum(table[k - 1][half:], table[k][:-half], out=table[k - 1][half:])
-    return np.asarray(table[0])
 
 
 @dataclass(frozen=True)
@@ -397,18 +384,20 @@ def _only_exits(exits: _Exits, version: int, most_j: float) -> Floats:
 def _round_first(way: _Rounds, value: Floats) -> tuple[Floats, ...]:
     """Bounds on (a round, then what is left), each linear between points: by chords less their dips, by
     each cell's lower end, and the value itself."""
+    from takifugu.plan import kernels
+
     close = way.close
     slopes = _Range(np.diff(value) / np.diff(way.arrivals.grid))
     ahead = _Ahead.of(way, value, slopes)
-    low_end = (close.left + ahead.far).min(axis=1)
+    low_end, chord = kernels.round_bounds(
+        ahead.near,
+        ahead.far,
+        ahead.across,
+        ahead.along_far if way.exact else ahead.along,
+        close.left,
+        close.right,
+        way.exact,
+    )
     shifted = np.maximum.accumulate(np.concatenate([low_end[:1], low_end[:-1]]))
-    if way.exact:
-        point = close.left + ahead.far
-    else:
-        line = np.minimum(close.left + ahead.near, close.right + ahead.far) - ahead.across
-        point = np.maximum(line, close.left + ahead.far)
-    nothing = np.zeros((1, point.shape[1]))
-    dip = ahead.along_far if way.exact else ahead.along
-    dips = np.maximum(np.concatenate([nothing, dip]), np.concatenate([dip, nothing]))
-    chords = np.minimum.accumulate((point - dips).min(axis=1)[::-1])[::-1]
+    chords = np.minimum.accumulate(chord[::-1])[::-1]
     return chords, shifted, value

@@ -443,3 +443,63 @@ def gain_ratios(
             best = np.fmin(best, steepest[i, k] * speed[i, k])
             ratio[i, k] = np.inf if np.isnan(best) else best
     return ratio
+
+
+@compiled
+def worst_on_the_way(ratio: Floats, cell: Ints, done: NDArray[np.bool_], least: float) -> Floats:
+    """[cell]: the largest ratio (at least `least`) of all rounds that pass over it, from where they start
+    down to where they land: `cell`, or the first one if the target is met."""
+    count, levels = ratio.shape[0], 1
+    while 1 << levels <= count:
+        levels += 1
+    table = np.full((levels, count), least)
+    for i in range(count):
+        for k in range(ratio.shape[1]):
+            if ratio[i, k] > least:
+                # Two stretches of 1, 2, 4, ... cells that cover the way.
+                first = 0 if done[i, k] else cell[i, k]
+                level, length = 0, i - first + 1
+                while length > 1:
+                    length >>= 1
+                    level += 1
+                last = i - (1 << level) + 1
+                table[level, first] = max(table[level, first], ratio[i, k])
+                table[level, last] = max(table[level, last], ratio[i, k])
+    for level in range(levels - 1, 0, -1):
+        half = 1 << (level - 1)
+        for i in range(count):
+            table[level - 1, i] = max(table[level - 1, i], table[level, i])
+            if i + half < count:
+                table[level - 1, i + half] = max(table[level - 1, i + half], table[level, i])
+    worst: Floats = table[0]
+    return worst
+
+
+@compiled
+def round_bounds(
+    near: Floats,
+    far: Floats,
+    across: Floats,
+    dip: Floats,
+    left: Floats,
+    right: Floats,
+    exact: bool,
+) -> tuple[Floats, Floats]:
+    """[point]: at most what a round from there and then the rest cost; at the point itself, and by chords to
+    the points beside it (`certificate._round_first`)."""
+    points, intervals = far.shape
+    low, chord = np.full(points, np.inf), np.full(points, np.inf)
+    for i in range(points):
+        for k in range(intervals):
+            here = left[k] + far[i, k]
+            low[i] = min(low[i], here)
+            if not exact:
+                line = min(left[k] + near[i, k], right[k] + far[i, k]) - across[i, k]
+                here = max(here, line)
+            deepest = 0.0
+            if i > 0:
+                deepest = max(deepest, dip[i - 1, k])
+            if i < points - 1:
+                deepest = max(deepest, dip[i, k])
+            chord[i] = min(chord[i], here - deepest)
+    return low, chord

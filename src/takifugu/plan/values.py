@@ -171,7 +171,8 @@ class Terrain:
         """Whether every version that can be trained has a curve these bounds can follow."""
 
     def _drawn_grid(self) -> Floats:
-        grid = Landscape.of(self.problem, self.offers, self.cells).grid
+        some = [o and o.sketch() for o in self.offers]  # enough to see where values climb
+        grid = Landscape.of(self.problem, some, self.cells).grid
         # Just above the target a whole round is left to pay: a step, so two points close together.
         step = grid[0] + 1e-8 * max(abs(grid[0]), 1e-3)
         return np.unique(np.concatenate([grid, [step]]))
