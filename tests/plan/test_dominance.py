@@ -20,6 +20,12 @@ def test_matches_the_definition(rows: list[tuple[int, int, int]]) -> None:
     assert undominated(*columns).tolist() == by_definition(rows)
 
 
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(st.just(3), st.integers(0, 9), st.integers(0, 9)), min_size=60, max_size=90))
+def test_many_equal_ones_are_sorted_otherwise(rows: list[tuple[int, int, int]]) -> None:
+    assert undominated(*np.array(rows, dtype=float).T).tolist() == by_definition(rows)
+
+
 def test_large_fronts_take_the_sweep() -> None:
     """Rows near a plane: most of them survive, so that the staircase itself is at work."""
     rng = np.random.default_rng(0)

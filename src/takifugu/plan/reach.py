@@ -116,12 +116,11 @@ class Reach:
         table: tuple[Floats, Floats] | None,
         reached: Reached,
     ) -> _Layer | None:
+        from takifugu.plan import kernels
+
         problem = self.problem
-        if table is None:
-            clock = ready[:, None] + options.time_s
-        else:
-            begin = np.maximum(ready[:, None, None], table[0][None])
-            clock = np.where(begin <= table[1][None], begin, np.inf).min(axis=2) + options.time_s
+        start = ready[:, None] if table is None else kernels.earliest_starts(ready, *table)
+        clock = start + options.time_s
         after = problem.versions[target].curve.step(loss[:, None], options.share[None, :])
         intime = clock <= problem.time_limit
         if intime.any():

@@ -158,16 +158,12 @@ class Search:
 
     def _rounds(self, base: Layer, target: int, options: Options, rounds: int, switched: bool) -> Layer:
         """Every option from every label, as far as limits and bounds allow."""
+        from takifugu.plan import kernels
+
         problem = self.problem
         table = self._starts[target]
-        ready = base.clock[:, None]
-        if table is None:
-            clock = ready + options.time_s[None, :]
-        else:
-            opens, closes = table
-            start = np.maximum(ready[:, :, None], opens[None])
-            start = np.where(start <= closes[None], start, np.inf).min(axis=2)
-            clock = start + options.time_s[None, :]
+        start = base.clock[:, None] if table is None else kernels.earliest_starts(base.clock, *table)
+        clock = start + options.time_s[None, :]
         loss = problem.versions[target].curve.step(base.loss[:, None], options.share[None, :])
         fine = clock <= problem.time_limit
         if not switched:
