@@ -127,6 +127,7 @@ def test_steps_of_the_value_get_points_of_their_own(monkeypatch: pytest.MonkeyPa
     terrain = Terrain(problem, Parts(problem).offers, 150)
     values = terrain.estimate([Prices(30.0, 204.0)])
     cells, start = [400] * len(problem.versions), np.array([problem.start_loss])
+    monkeypatch.setattr(certificate, "that_matter", lambda *_: {2})
 
     def of_the_third() -> float:
         return float(certify(terrain, values, 0, 4e5, cells).at(2, start)[0])
