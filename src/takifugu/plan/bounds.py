@@ -31,7 +31,7 @@ class Guide:
         self, version: int, loss: Floats, clock: Floats, rounds_done: int | Ints, caution: float = 0.0
     ) -> Floats:
         """With `caution` it is no bound but an estimate: a part of the time and rounds left is held back."""
-        from takifugu.plan import kernels
+        from takifugu.plan.compiled import paths
 
         if not self.potentials:
             return np.zeros(np.broadcast(loss, clock).shape)
@@ -40,7 +40,7 @@ class Guide:
         states = [np.array(x, dtype=np.float64) for x in np.broadcast_arrays(loss, left_s, left)]
         where, seconds, rounds = (x.ravel() for x in states)
         grid, value = self._stacked[version]
-        best = kernels.highest(where, seconds, rounds, grid, value, self._per_second, self._per_round)
+        best = paths.highest(where, seconds, rounds, grid, value, self._per_second, self._per_round)
         return best.reshape(states[0].shape)
 
     @cached_property

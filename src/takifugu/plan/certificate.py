@@ -160,11 +160,11 @@ class _Ahead:
 
     @classmethod
     def of(cls, way: _Rounds, value: Floats, slopes: _Range) -> _Ahead:
-        from takifugu.plan import kernels
+        from takifugu.plan.compiled import gain_bounds
 
         there, before = way.arrivals, way.before
         return cls(
-            *kernels.ahead(
+            *gain_bounds.ahead(
                 there.grid,
                 np.ascontiguousarray(value),
                 slopes.floor,
@@ -204,12 +204,12 @@ class _Rounds:
 def gains(way: _Rounds, value: Floats) -> Floats:
     """[cell, interval]: at least the largest gain per cost of any round from the cell with a share in the
     interval. Several bounds hold; the smallest counts."""
-    from takifugu.plan import kernels
+    from takifugu.plan.compiled import gain_bounds
 
     grid, close = way.arrivals.grid, way.close
     slopes = _Range(np.diff(value) / np.diff(grid))
     ahead = _Ahead.of(way, value, slopes)
-    ratio = kernels.gain_ratios(
+    ratio = gain_bounds.gain_ratios(
         np.ascontiguousarray(value),
         ahead.near,
         ahead.far,
@@ -310,9 +310,9 @@ _LOG = np.concatenate([[0], np.log2(np.arange(1, 1 << 16)).astype(np.int64)])
 def _repaired(way: _Rounds, value: Floats, guess: Floats, ratio: Floats) -> Floats:
     """Slopes divided by the largest gain per cost (`ratio`) of all rounds that pass over them (below 1 it
     raises again what an earlier repair took too much of, but not above the guess)."""
-    from takifugu.plan import kernels
+    from takifugu.plan.compiled import gain_bounds
 
-    worst = kernels.worst_on_the_way(ratio, way.arrivals.cell, way.arrivals.done, _LEAST)
+    worst = gain_bounds.worst_on_the_way(ratio, way.arrivals.cell, way.arrivals.done, _LEAST)
     return np.concatenate([[0.0], np.cumsum(np.minimum(np.diff(value) / worst, np.diff(guess)))])
 
 
@@ -384,12 +384,12 @@ def _only_exits(exits: _Exits, version: int, most_j: float) -> Floats:
 def _round_first(way: _Rounds, value: Floats) -> tuple[Floats, ...]:
     """Bounds on (a round, then what is left), each linear between points: by chords less their dips, by
     each cell's lower end, and the value itself."""
-    from takifugu.plan import kernels
+    from takifugu.plan.compiled import gain_bounds
 
     close = way.close
     slopes = _Range(np.diff(value) / np.diff(way.arrivals.grid))
     ahead = _Ahead.of(way, value, slopes)
-    low_end, chord = kernels.round_bounds(
+    low_end, chord = gain_bounds.round_bounds(
         ahead.near,
         ahead.far,
         ahead.across,

@@ -78,12 +78,12 @@ def prefixes(
     level_s = costs.fixed_s[who, None] + costs.sample_s[who, None] * levels
     distinct = np.unique(level_s)
     most = max(min(THRESHOLDS, most_orders // len(multipliers)), SPREAD)
-    weights = effective_weights(fleet, multipliers)[:, who]
-    from takifugu.plan import kernels  # compiled: only large fleets need it
+    weights = np.ascontiguousarray(effective_weights(fleet, multipliers)[:, who])
+    from takifugu.plan.compiled import sets  # compiled: only large fleets need it
 
     label_weight = 0.0 if fleet.mix is None else 0.5 * fleet.problem.label_weight
     lean = np.zeros((len(who), 0)) if fleet.mix is None else label_weight * (fleet.mix - fleet.fleet_mix)[who]
-    slowest, joules, data, order, cut, begin, members, used = kernels.prefixes(
+    slowest, joules, data, order, cut, begin, members, used = sets.prefixes(
         level_s,
         levels,
         costs.fixed_j[who],

@@ -121,9 +121,9 @@ class Fleet:
 
     def windows_of_many(self, nodes: Ints, begin: Ints, length: Ints) -> list[tuple[Window, ...] | None]:
         """The same for many sets, each a stretch of `nodes`."""
-        from takifugu.plan import kernels
+        from takifugu.plan.compiled import sets
 
-        count, first, last = kernels.common_windows(nodes, begin, length, *self._windows, _MOST_COMMON)
+        count, first, last = sets.common_windows(nodes, begin, length, *self._windows, _MOST_COMMON)
         found: list[tuple[Window, ...] | None] = []
         for row, (many, opens, closes) in enumerate(zip(count.tolist(), first, last, strict=True)):
             if many < 0:

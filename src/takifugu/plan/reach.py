@@ -116,10 +116,10 @@ class Reach:
         table: tuple[Floats, Floats] | None,
         reached: Reached,
     ) -> _Layer | None:
-        from takifugu.plan import kernels
+        from takifugu.plan.compiled import sets
 
         problem = self.problem
-        start = ready[:, None] if table is None else kernels.earliest_starts(ready, *table)
+        start = ready[:, None] if table is None else sets.earliest_starts(ready, *table)
         clock = start + options.time_s
         after = problem.versions[target].curve.step(loss[:, None], options.share[None, :])
         intime = clock <= problem.time_limit

@@ -227,10 +227,10 @@ def relaxed_offers(
     level_s = fixed_s + sample_s * levels
     most = max(min(THRESHOLDS, min(KNAPSACKS, ITEMS // len(who)) // len(multipliers)), 64)
     lows, highs = _ladder(level_s.ravel(), most, favoured_s)
-    weights = effective_weights(fleet, multipliers)[:, who]  # [z, node], per sample and over Q
-    from takifugu.plan import kernels  # compiled: only large fleets need it
+    weights = np.ascontiguousarray(effective_weights(fleet, multipliers)[:, who])  # [z, node], over Q
+    from takifugu.plan.compiled import sets  # compiled: only large fleets need it
 
-    tangent, left = kernels.knapsacks(
+    tangent, left = sets.knapsacks(
         level_s,
         levels,
         costs.fixed_j[who],

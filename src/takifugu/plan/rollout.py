@@ -195,11 +195,11 @@ class Guideposts:
     def _pick(
         self, offer: Menu, version: int, loss: float, start_s: float, price: int, here: float, fee: float
     ) -> _Round | None:
-        from takifugu.plan import kernels
+        from takifugu.plan.compiled import paths
 
         after = self.problem.versions[version].curve.step(np.asarray(loss), offer.share)
         left = self.values.value[version][price]
-        k, ratio = kernels.best_for_its_gain(after, offer.cost, fee, here, self.values.grids[version], left)
+        k, ratio = paths.best_for_its_gain(after, offer.cost, fee, here, self.values.grids[version], left)
         if k < 0:
             return None
         row = int(offer.rows[k])

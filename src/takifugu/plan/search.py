@@ -158,11 +158,11 @@ class Search:
 
     def _rounds(self, base: Layer, target: int, options: Options, rounds: int, switched: bool) -> Layer:
         """Every option from every label, as far as limits and bounds allow."""
-        from takifugu.plan import kernels
+        from takifugu.plan.compiled import sets
 
         problem = self.problem
         table = self._starts[target]
-        start = base.clock[:, None] if table is None else kernels.earliest_starts(base.clock, *table)
+        start = base.clock[:, None] if table is None else sets.earliest_starts(base.clock, *table)
         clock = start + options.time_s[None, :]
         loss = problem.versions[target].curve.step(base.loss[:, None], options.share[None, :])
         fine = clock <= problem.time_limit

@@ -137,13 +137,13 @@ class Sweep:
             self._rounds(base, target, bucket)
 
     def _rounds(self, base: _Batch, target: int, bucket: int) -> None:
-        from takifugu.plan import kernels
+        from takifugu.plan.compiled import sets
 
         problem, options = self.problem, self.options[target]
         if options is None or not len(options):
             return
         table = self._starts[target]
-        start = base.clock[:, None] if table is None else kernels.earliest_starts(base.clock, *table)
+        start = base.clock[:, None] if table is None else sets.earliest_starts(base.clock, *table)
         clock = start + options.time_s[None, :]
         loss = problem.versions[target].curve.step(base.loss[:, None], options.share[None, :])
         energy = base.energy[:, None] + options.energy_j[None, :]

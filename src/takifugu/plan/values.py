@@ -262,18 +262,18 @@ def walk_up(arrivals: Arrivals, left: Floats, costs: Floats, limit: Floats, cap:
     The last round uses just the data it needs, between two shares of the list; `left` is the price just
     above the smaller of them.
     """
-    from takifugu.plan import kernels  # compiled: only who needs values pays for it
+    from takifugu.plan.compiled import paths  # compiled: only who needs values pays for it
 
     value = np.zeros((len(costs), len(arrivals.grid)))
     k = np.maximum(arrivals.finish, 0)
     last = np.where(arrivals.finish >= 0, left[:, k] + arrivals.short * (costs - left)[:, k], np.inf)
     ceiling = np.minimum(np.minimum(last, limit), cap[:, None])
-    kernels.walk_up(arrivals.cell, arrivals.part, arrivals.unfinished, costs, ceiling, value)
+    paths.walk_up(arrivals.cell, arrivals.part, arrivals.unfinished, costs, ceiling, value)
     return value
 
 
 def _round_first(arrivals: Arrivals, costs: Floats, value: Floats) -> Floats:
     """[price, point]: the least of (round + what is left after it), for when a round must come first."""
-    from takifugu.plan import kernels
+    from takifugu.plan.compiled import paths
 
-    return kernels.round_first(arrivals.cell, arrivals.part, arrivals.unfinished, costs, value)
+    return paths.round_first(arrivals.cell, arrivals.part, arrivals.unfinished, costs, value)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.optimize import linprog
 
-from takifugu.plan import kernels
+from takifugu.plan.compiled import gain_bounds, paths, sets
 from takifugu.plan.curves import Floats
 
 SEEDS = range(6)
@@ -29,7 +29,7 @@ def test_sorts_as_numpy_does(count: int) -> None:
     key = rng.integers(0, max(count // 2, 1), count + 3).astype(float)
     key[: count // 4] = np.inf
     order, spare = np.empty(count + 3, np.int64), np.empty(count + 3, np.int64)
-    kernels.sort_by(key, count, order, spare)
+    sets.sort_by(key, count, order, spare)
     assert order[:count].tolist() == np.argsort(key[:count], kind="stable").tolist()
 
 
@@ -41,7 +41,7 @@ def test_knapsacks_are_linear_programs(seed: int) -> None:
     limits = np.quantile(f["level_s"], [0.3, 0.7, 1.0])
     low, high = limits * 0.9, limits
     shares = np.linspace(0.1, 1.3, 13)
-    tangent, left = kernels.knapsacks(*f.values(), weights, low, high, shares)
+    tangent, left = sets.knapsacks(*f.values(), weights, low, high, shares)
     before = np.concatenate([[0.0], shares[:-1]])
     for row in range(len(limits)):
         count = (f["level_s"] <= high[row]).sum(axis=1)
@@ -67,7 +67,7 @@ def test_prefixes_say_what_their_members_cost(seed: int, most_cuts: int) -> None
     f = fleet(rng, nodes=9)
     weights, lean = rng.uniform(0.5, 1.5, (2, 9)), rng.uniform(-0.3, 0.3, (9, 3))
     limits = np.quantile(f["level_s"], [0.4, 1.0])
-    time_s, energy_j, data, order, cut, begin, members, used = kernels.prefixes(
+    time_s, energy_j, data, order, cut, begin, members, used = sets.prefixes(
         *f.values(), weights, lean, limits, most_cuts
     )
     assert len(begin) == len(limits) * len(weights) + 1
@@ -95,7 +95,7 @@ def test_prefixes_say_what_their_members_cost(seed: int, most_cuts: int) -> None
         assert data[row] == pytest.approx(amount.sum() - np.abs(off).sum())
 
 
-def landings(rng: np.random.Generator, grid: Floats, intervals: int) -> tuple[Floats, kernels.Landings]:
+def landings(rng: np.random.Generator, grid: Floats, intervals: int) -> tuple[Floats, gain_bounds.Landings]:
     """Losses after rounds, falling with the share, never above the loss before."""
     after = (
         grid[:, None]
@@ -116,9 +116,9 @@ def test_walking_up_is_the_least_at_every_point(seed: int) -> None:
     costs = np.sort(rng.uniform(0.5, 2.0, (3, 8)), axis=1)
     ceiling = rng.uniform(2.0, 9.0, (3, len(grid)))
     value = np.zeros((3, len(grid)))
-    kernels.walk_up(cell, part, unfinished, costs, ceiling, value)
+    paths.walk_up(cell, part, unfinished, costs, ceiling, value)
     assert (np.diff(value, axis=1) >= 0).all()
-    first = kernels.round_first(cell, part, unfinished, costs, value)
+    first = paths.round_first(cell, part, unfinished, costs, value)
     for p in range(3):
         left = np.where(done, 0.0, np.interp(after, grid, value[p]))
         best = (costs[p] + left).min(axis=1)
@@ -149,7 +149,7 @@ def test_ahead_by_definition(seed: int) -> None:
     weak, strong = np.sort(rng.uniform(0.1, 3.0, (2, *far_loss.shape)), axis=0)
     span = rng.uniform(0.01, 0.2, 6)
     floor, roof = tables(slope)
-    near, far, across, along_far, along, steepest = kernels.ahead(
+    near, far, across, along_far, along, steepest = gain_bounds.ahead(
         grid, value, floor, roof, far_at, near_at, weak, strong, span
     )
     np.testing.assert_allclose(far, np.where(far_at[2], 0.0, np.interp(far_loss, grid, value)))
@@ -192,10 +192,10 @@ def test_the_best_round_for_its_gain(seed: int) -> None:
     here, fee = float(rng.uniform(0.5, value[-1])), 0.3
     left = np.where(after <= grid[0], 0.0, np.interp(after, grid, value))
     ratio = np.where(here > left, (cost + fee) / np.maximum(here - left, 1e-300), np.inf)
-    k, found = kernels.best_for_its_gain(after, cost, fee, here, grid, value)
+    k, found = paths.best_for_its_gain(after, cost, fee, here, grid, value)
     assert k == ratio.argmin()
     assert found == pytest.approx(ratio.min())
-    assert kernels.best_for_its_gain(after, cost, fee, -1.0, grid, value)[0] == -1
+    assert paths.best_for_its_gain(after, cost, fee, -1.0, grid, value)[0] == -1
 
 
 @pytest.mark.parametrize("exact", [False, True])
@@ -208,7 +208,7 @@ def test_the_smallest_of_the_bounds_on_gain_counts(seed: int, exact: bool) -> No
     left, right = rng.uniform(0.1, 1.0, (2, 5))
     left[0] = right[1] = 0.0  # free rounds: gain over nothing
     across[3], speed[2, 2] = np.nan, np.nan  # no number, no bound
-    found = kernels.gain_ratios(
+    found = gain_bounds.gain_ratios(
         value, near, far, across, along_far, along, steepest, left, right, speed, exact
     )
     gain_far, gain_near = (
@@ -234,7 +234,7 @@ def test_the_highest_bound_of_all_prices(seed: int) -> None:
     per_second, per_round = rng.uniform(0.0, 1.0, 4), rng.uniform(0.0, 0.5, 4) * [0, 1, 0, 1]
     rounds[0] = np.inf
     per_round[:] = per_round if seed else 0.0
-    found = kernels.highest(loss, seconds, rounds, grid, value.T.copy(), per_second, per_round)
+    found = paths.highest(loss, seconds, rounds, grid, value.T.copy(), per_second, per_round)
     rows = []
     for p in range(4):
         row = np.interp(loss, grid, value[p]) - per_second[p] * seconds
@@ -247,7 +247,7 @@ def test_the_earliest_start_in_some_window(seed: int) -> None:
     rng = np.random.default_rng(seed)
     ready, opens = rng.uniform(0.0, 10.0, 20), rng.uniform(0.0, 10.0, (15, 3))
     closes = opens + rng.uniform(-1.0, 3.0, (15, 3))
-    found = kernels.earliest_starts(ready, opens, closes)
+    found = sets.earliest_starts(ready, opens, closes)
     start = np.maximum(ready[:, None, None], opens)
     assert (found == np.where(start <= closes, start, np.inf).min(axis=2)).all()
 
@@ -259,7 +259,7 @@ def test_the_worst_ratio_on_the_way(seed: int) -> None:
     ratio = rng.uniform(0.5, 1.5, (count, 4))
     cell = np.minimum(rng.integers(0, count, (count, 4)), np.arange(count)[:, None])
     done = rng.uniform(size=(count, 4)) < 0.2
-    found = kernels.worst_on_the_way(ratio, cell, done, 0.9)
+    found = gain_bounds.worst_on_the_way(ratio, cell, done, 0.9)
     wanted = np.full(count, 0.9)
     for i, k in np.ndindex(count, 4):
         way = slice(0 if done[i, k] else cell[i, k], i + 1)
@@ -273,7 +273,7 @@ def test_a_round_and_then_the_rest(seed: int, exact: bool) -> None:
     rng = np.random.default_rng(seed)
     near, far, across = rng.uniform(0.0, 1.0, (3, 9, 5))
     dip, (left, right) = rng.uniform(0.0, 0.5, (8, 5)), rng.uniform(0.1, 1.0, (2, 5))
-    low, chord = kernels.round_bounds(near, far, across, dip, left, right, exact)
+    low, chord = gain_bounds.round_bounds(near, far, across, dip, left, right, exact)
     np.testing.assert_allclose(low, (left + far).min(axis=1))
     point = left + far
     if not exact:

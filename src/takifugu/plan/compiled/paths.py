@@ -1,0 +1,109 @@
+"""Loops over losses: what is left to pay, and the best way on."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from takifugu.plan.compiled import compiled
+from takifugu.plan.curves import Floats
+
+Ints = NDArray[np.int64]
+
+
+@compiled
+def walk_up(
+    cell: Ints, part: Floats, unfinished: Ints, costs: Floats, ceiling: Floats, value: Floats
+) -> None:
+    """Fills `value[price, point]` from the second point on: the least of `ceiling` and of (round + what is
+    left after it); `cell`, `part`: where rounds lead, by point and share."""
+    for p in range(len(costs)):
+        row = value[p]
+        for i in range(1, len(row)):
+            best = ceiling[p, i]
+            for k in range(unfinished[i]):
+                at = cell[i, k]
+                if at >= i - 1:
+                    # Landing between this point and the one below: the same round again and again.
+                    room = 0.0 if at >= i else 1.0 - part[i, k]
+                    total = row[i - 1] + costs[p, k] / max(room, 1e-12)
+                else:
+                    total = costs[p, k] + row[at] + part[i, k] * (row[at + 1] - row[at])
+                best = min(best, total)
+            row[i] = max(best, row[i - 1])
+
+
+@compiled
+def round_first(cell: Ints, part: Floats, unfinished: Ints, costs: Floats, value: Floats) -> Floats:
+    """[price, point]: the least of (round + what is left after it), never less at a higher point."""
+    least = np.empty_like(value)
+    for p in range(len(costs)):
+        row, highest = value[p], -np.inf
+        for i in range(len(row)):
+            best = np.inf
+            for k in range(costs.shape[1]):
+                total = costs[p, k]
+                if k < unfinished[i]:
+                    at = cell[i, k]
+                    total += row[at] + part[i, k] * (row[at + 1] - row[at])
+                best = min(best, total)
+            highest = max(highest, best)
+            least[p, i] = highest
+    return least
+
+
+@compiled
+def point_below(grid: Floats, x: float) -> int:
+    """The last point of the grid at or below x, but never its very last; the first one where x lies below."""
+    low, high = 0, len(grid) - 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        if grid[middle] <= x:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+@compiled
+def best_for_its_gain(
+    after: Floats, cost: Floats, fee: float, here: float, grid: Floats, value: Floats
+) -> tuple[int, float]:
+    """The round that costs least for what it takes off `here`, what is left to pay, and that ratio; -1 if
+    none takes anything off. `value` is linear between the points of `grid`, and 0 at or below the first."""
+    best, least = -1, np.inf
+    for k in range(len(after)):
+        left = 0.0
+        if after[k] > grid[0]:
+            at = point_below(grid, after[k])
+            part = min((after[k] - grid[at]) / (grid[at + 1] - grid[at]), 1.0)
+            left = value[at] + part * (value[at + 1] - value[at])
+        if here > left:
+            ratio = (cost[k] + fee) / (here - left)
+            if ratio < least:
+                best, least = k, ratio
+    return best, least
+
+
+@compiled
+def highest(
+    loss: Floats,
+    seconds: Floats,
+    rounds: Floats,
+    grid: Floats,
+    value: Floats,
+    per_second: Floats,
+    per_round: Floats,
+) -> Floats:
+    """[state]: the highest of 0 and, by price, what is left to pay less the price of what is left of time
+    and rounds. `value[:, price]` is linear between the points of `grid`, and constant beyond them."""
+    best = np.zeros(len(loss))
+    for j in range(len(loss)):
+        at = point_below(grid, loss[j])
+        part = min(max((loss[j] - grid[at]) / (grid[at + 1] - grid[at]), 0.0), 1.0)
+        for p in range(len(per_second)):
+            bound = value[at, p] + part * (value[at + 1, p] - value[at, p]) - per_second[p] * seconds[j]
+            if per_round[p]:  # where rounds are free there may be endlessly many
+                bound -= per_round[p] * rounds[j]
+            best[j] = max(best[j], bound)
+    return best
