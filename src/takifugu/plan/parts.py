@@ -90,8 +90,9 @@ class Parts:
             rounds = [(version, dict(used)) for (version, used), _ in count.most_common(_SHARPENED)]
             self.few_multipliers = relaxation.used_multipliers(self.fleet, self.multipliers[:1], rounds)
             self.multipliers = np.unique(np.concatenate([self.multipliers, self.few_multipliers]), axis=0)
+        favoured_s = self.favoured_s  # by the offers there are so far: prices need no finer ones
         self.points = points
-        self.offers = self.relaxed(self.multipliers, favoured_s=self.favoured_s)
+        self.offers = self.relaxed(self.multipliers, favoured_s=favoured_s)
 
     def relaxed(
         self,
