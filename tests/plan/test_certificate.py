@@ -20,7 +20,7 @@ from takifugu.plan.potentials import Prices
 from takifugu.plan.prices import around, search
 from takifugu.plan.problem import Problem
 from takifugu.plan.relaxation import label_multipliers, relaxed_offers, share_grid
-from takifugu.plan.values import Charges, Terrain
+from takifugu.plan.values import Charges, Terrain, thinned
 
 
 @pytest.mark.parametrize("relaxed", [True, False], ids=["fractional", "enumerated"])
@@ -172,3 +172,15 @@ def test_versions_that_do_not_matter_are_not_looked_at_closely(
     quick = bound()
     monkeypatch.setattr(certificate, "that_matter", lambda *_: set(range(len(problem.versions))))
     assert quick == pytest.approx(bound(), rel=1e-4)
+
+
+@pytest.mark.parametrize("count", [60, 61, 62])
+def test_no_share_is_free_when_intervals_are_merged(count: int) -> None:
+    """The first interval begins with no data at no cost; with its upper end's price lost, all of it was free."""
+    high = np.linspace(0.01, 1.0, count)
+    low = np.concatenate([[0.0], high[:-1]])
+    few = thinned(Charges(low, high, low**2, high**2, high**2))
+    assert len(few.high) < count / 2
+    assert few.right.min() > 0.0
+    assert (few.left <= few.right).all()
+    assert few.high[-1] == 1.0
