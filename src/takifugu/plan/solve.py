@@ -153,6 +153,7 @@ class Solver(Parts):
         self.infeasible = False
         self.thorough = True
         self.phases_help = True
+        self.simple_tried = False
         self.reached: Reached | None = None
 
     def _in_time(self) -> None:
@@ -163,6 +164,8 @@ class Solver(Parts):
         interrupted = cut = False
         try:
             self._ladder()
+            if self.plan is not None and self.thorough and self.plan.energy_j > self.bound_j:
+                self._simple()  # within the tolerance is not enough to be no dearer than these
         except OutOfTime:
             cut = True
         except KeyboardInterrupt:
@@ -388,10 +391,13 @@ class Solver(Parts):
 
     def _simple(self) -> None:
         """What one would do without a planner: a plan is never dearer than the best of the baselines."""
+        if self.simple_tried:
+            return
         for name, plan in run_baselines(self.problem).items():
             self.check()
             if plan is not None:
                 self._offer(plan.decisions, name)
+        self.simple_tried = True
 
     def _exact(self, max_labels: int) -> bool:
         """The exact search; true if it proved what it had to."""
