@@ -193,7 +193,9 @@ def test_report_imports_only_what_it_may() -> None:
             for name in names:
                 assert name.split(".")[0] not in ("torch", "numpy"), f"{path} imports {name}"
                 if name.startswith("takifugu."):
-                    assert name.split(".")[1] in ("report", "structure", "errors", "numbers"), f"{path} imports {name}"
+                    assert name.split(".")[1] in ("report", "structure", "errors", "numbers"), (
+                        f"{path} imports {name}"
+                    )
 
 
 def test_reporting_loads_no_torch(folder: Path) -> None:
