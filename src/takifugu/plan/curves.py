@@ -163,7 +163,10 @@ class Power(_DataCurve):
         a = self._asymptote_one(share)
         if not loss > a or share <= 0.0:
             return loss
-        back, more = -math.log((loss - a) / self.scale) / self.exponent, math.log(share)
+        above = (loss - a) / self.scale
+        if above == 0.0:  # too small for a number
+            return a
+        back, more = -math.log(above) / self.exponent, math.log(share)
         together = max(back, more) + math.log1p(math.exp(-abs(back - more)))
         return min(a + self.scale * math.exp(-self.exponent * together), loss)
 
