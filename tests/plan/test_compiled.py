@@ -6,6 +6,7 @@ from scipy.optimize import linprog
 
 from takifugu.plan.compiled import gain_bounds, paths, sets
 from takifugu.plan.curves import Floats
+from takifugu.plan.fleet import Crowd
 
 SEEDS = range(6)
 
@@ -41,7 +42,7 @@ def test_knapsacks_are_linear_programs(seed: int) -> None:
     limits = np.quantile(f["level_s"], [0.3, 0.7, 1.0])
     low, high = limits * 0.9, limits
     shares = np.linspace(0.1, 1.3, 13)
-    tangent, left = sets.knapsacks(*f.values(), weights, low, high, shares)
+    tangent, left = sets.knapsacks(Crowd(**f), weights, low, high, shares)
     before = np.concatenate([[0.0], shares[:-1]])
     for row in range(len(limits)):
         count = (f["level_s"] <= high[row]).sum(axis=1)
@@ -68,7 +69,7 @@ def test_prefixes_say_what_their_members_cost(seed: int, most_cuts: int) -> None
     weights, lean = rng.uniform(0.5, 1.5, (2, 9)), rng.uniform(-0.3, 0.3, (9, 3))
     limits = np.quantile(f["level_s"], [0.4, 1.0])
     time_s, energy_j, data, order, cut, begin, members, used = sets.prefixes(
-        *f.values(), weights, lean, limits, most_cuts
+        Crowd(**f), weights, lean, limits, most_cuts
     )
     assert len(begin) == len(limits) * len(weights) + 1
     assert begin[-1] == len(members) == len(used)

@@ -69,30 +69,19 @@ def prefixes(
 ) -> Family | None:
     """The family of a version, from the nodes that can join (and are `present`). `favoured_s`: round times
     to be looked at first, best ones first, if there are too many."""
-    costs = fleet.by_version[version]
-    joining = costs.can_join if present is None else costs.can_join & present
-    who = np.flatnonzero(joining)
+    from takifugu.plan.compiled import sets
+
+    who, crowd = fleet.crowd(version, present)
     if not len(who):
         return None
-    levels = fleet.levels[who].astype(float)
-    level_s = costs.fixed_s[who, None] + costs.sample_s[who, None] * levels
-    distinct = np.unique(level_s)
     most = max(min(THRESHOLDS, most_orders // len(multipliers)), SPREAD)
     weights = np.ascontiguousarray(effective_weights(fleet, multipliers)[:, who])
-    from takifugu.plan.compiled import sets  # compiled: only large fleets need it
-
-    label_weight = 0.0 if fleet.mix is None else 0.5 * fleet.problem.label_weight
-    lean = np.zeros((len(who), 0)) if fleet.mix is None else label_weight * (fleet.mix - fleet.fleet_mix)[who]
+    lean = np.zeros((len(who), 0))
+    if fleet.mix is not None:
+        lean = 0.5 * fleet.problem.label_weight * (fleet.mix - fleet.fleet_mix)[who]
+    limits_s = _thresholds(np.unique(crowd.level_s), most, favoured_s)
     slowest, joules, data, order, cut, begin, members, used = sets.prefixes(
-        level_s,
-        levels,
-        costs.fixed_j[who],
-        costs.sample_j[who],
-        fleet.idle_w[who],
-        weights,
-        lean,
-        _thresholds(distinct, most, favoured_s),
-        CUTS,
+        crowd, weights, lean, limits_s, CUTS
     )
     problem = fleet.problem
     return Family(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +34,18 @@ class VersionCosts:
     sample_s: Floats
     fixed_j: Floats
     sample_j: Floats
+
+
+class Crowd(NamedTuple):
+    """Some of the nodes with one version, as compiled loops read them."""
+
+    level_s: Floats
+    """[node, k-1]: seconds with k of its parts"""
+    levels: Floats
+    """[node, k-1]: samples with k of its parts"""
+    fixed_j: Floats
+    sample_j: Floats
+    idle_w: Floats
 
 
 @dataclass(frozen=True)
@@ -89,6 +102,14 @@ class Fleet:
     @cached_property
     def always_available(self) -> bool:
         return all(node.available is None for node in self.problem.nodes)
+
+    def crowd(self, version: int, present: NDArray[np.bool_] | None = None) -> tuple[Ints, Crowd]:
+        """Who can join with a version (and is `present`)."""
+        costs = self.by_version[version]
+        who = np.flatnonzero(costs.can_join if present is None else costs.can_join & present)
+        levels = self.levels[who].astype(float)
+        level_s = costs.fixed_s[who, None] + costs.sample_s[who, None] * levels
+        return who, Crowd(level_s, levels, costs.fixed_j[who], costs.sample_j[who], self.idle_w[who])
 
     def shares(self, used: Floats) -> Floats:
         """q/Q for rows of samples used by each node."""

@@ -24,6 +24,7 @@ _TIE = 1e-3
 _DEARER = (0.02, 0.1, 0.4)
 """How much more, in parts, time may be worth in good phases than it is in all of them together."""
 _ABOVE = 0.01
+"""How much above what a phase's best round is worth its price is set."""
 _IN_VAIN = 8
 """After so many steps that gained nothing there is nothing to gain."""
 _FIRST_STEP, _LAST_STEP = 0.4, 0.01

@@ -218,29 +218,15 @@ def relaxed_offers(
 ) -> Offers | None:
     """Fractional knapsacks for a ladder of round-time thresholds. Nothing, if no node can join.
     `favoured_s`: round times not to be merged with others, if there are too many, best ones first."""
-    costs = fleet.by_version[version]
-    who = np.flatnonzero(costs.can_join if present is None else costs.can_join & present)
+    from takifugu.plan.compiled import sets
+
+    who, crowd = fleet.crowd(version, present)
     if not len(who):
         return None
-    fixed_s, sample_s = costs.fixed_s[who, None], costs.sample_s[who, None]
-    levels = fleet.levels[who].astype(float)
-    level_s = fixed_s + sample_s * levels
     most = max(min(THRESHOLDS, min(KNAPSACKS, ITEMS // len(who)) // len(multipliers)), 64)
-    lows, highs = _ladder(level_s.ravel(), most, favoured_s)
+    lows, highs = _ladder(crowd.level_s.ravel(), most, favoured_s)
     weights = np.ascontiguousarray(effective_weights(fleet, multipliers)[:, who])  # [z, node], over Q
-    from takifugu.plan.compiled import sets  # compiled: only large fleets need it
-
-    tangent, left = sets.knapsacks(
-        level_s,
-        levels,
-        costs.fixed_j[who],
-        costs.sample_j[who],
-        fleet.idle_w[who],
-        weights,
-        lows,
-        highs,
-        shares,
-    )
+    tangent, left = sets.knapsacks(crowd, weights, lows, highs, shares)
     problem = fleet.problem
     return Offers(
         lows + problem.overhead_s,

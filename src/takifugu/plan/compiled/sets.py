@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from takifugu.plan.compiled import compiled
 from takifugu.plan.curves import Floats
+from takifugu.plan.fleet import Crowd
 
 Ints = NDArray[np.int64]
 
@@ -50,11 +51,7 @@ def sort_by(key: Floats, count: int, order: Ints, spare: Ints) -> None:
 
 @compiled
 def knapsacks(
-    level_s: Floats,
-    levels: Floats,
-    fixed_j: Floats,
-    sample_j: Floats,
-    idle_w: Floats,
+    crowd: Crowd,
     weights: Floats,
     low_s: Floats,
     high_s: Floats,
@@ -62,6 +59,7 @@ def knapsacks(
 ) -> tuple[Floats, Floats]:
     """[threshold, share]: fractional knapsacks of the nodes that fit, the largest over all rows of
     `weights`; along the tangent from the share before, and at the share before."""
+    level_s, levels, fixed_j, sample_j, idle_w = crowd
     nodes, count_z, steps = len(fixed_j), len(weights), len(shares)
     tangent, left = np.zeros((len(low_s), steps)), np.zeros((len(low_s), steps))
     who, level = np.empty(nodes, np.int64), np.empty(nodes, np.int64)
@@ -107,11 +105,7 @@ def knapsacks(
 
 @compiled
 def prefixes(
-    level_s: Floats,
-    levels: Floats,
-    fixed_j: Floats,
-    sample_j: Floats,
-    idle_w: Floats,
+    crowd: Crowd,
     weights: Floats,
     lean: Floats,
     limits_s: Floats,
@@ -119,6 +113,7 @@ def prefixes(
 ) -> tuple[Floats, Floats, Floats, Ints, Ints, Ints, Ints, Ints]:
     """All prefixes of all orders (thresholds times rows of `weights`): slowest, energy, effective samples,
     order and length of each; where orders begin; the nodes in order, and the samples each uses."""
+    level_s, levels, fixed_j, sample_j, idle_w = crowd
     nodes, count_z, labels = len(fixed_j), len(weights), lean.shape[1]
     who, level = np.empty(nodes, np.int64), np.empty(nodes, np.int64)
     order, spare = np.empty(nodes, np.int64), np.empty(nodes, np.int64)
