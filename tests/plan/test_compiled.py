@@ -1,10 +1,12 @@
 """Compiled loops against what they stand for, written down a second time with numpy or by definition."""
 
+import numba
 import numpy as np
 import pytest
+from numba.core import caching
 from scipy.optimize import linprog
 
-from takifugu.plan.compiled import gain_bounds, paths, sets
+from takifugu.plan.compiled import compiled, gain_bounds, paths, sets
 from takifugu.plan.curves import Floats
 from takifugu.plan.fleet import Crowd
 
@@ -282,3 +284,14 @@ def test_a_round_and_then_the_rest(seed: int, exact: bool) -> None:
     none = np.zeros((1, 5))
     dips = np.maximum(np.concatenate([none, dip]), np.concatenate([dip, none]))
     np.testing.assert_allclose(chord, (point - dips).min(axis=1))
+
+
+def test_loops_work_where_nothing_can_be_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(caching.CacheImpl, "_locator_classes", [])  # as on a read-only disk without a home
+
+    def twice(x: float) -> float:
+        return 2.0 * x
+
+    with pytest.raises(RuntimeError, match="cannot cache"):
+        numba.njit(cache=True)(twice)
+    assert compiled(twice)(1.5) == 3.0

@@ -16,4 +16,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def compiled(function: F) -> F:
-    return cast(F, numba.njit(cache=True, nogil=True, error_model="numpy")(function))
+    try:
+        return cast(F, numba.njit(cache=True, nogil=True, error_model="numpy")(function))
+    except RuntimeError:  # no folder that can be written to: translated anew in each process
+        return cast(F, numba.njit(nogil=True, error_model="numpy")(function))
