@@ -15,6 +15,8 @@ import small_fleet
 from takifugu.cli import Exit, main
 from takifugu.cli.app import app
 from takifugu.cli.run import run as run_command
+from takifugu.report.page import page
+from takifugu.report.read import read
 
 EXACT = ("--spread", "0", "--dropout", "0", "--slowdown", "0")
 
@@ -97,6 +99,33 @@ def test_a_plan_in_the_profiles_world_is_as_predicted(capsys, plan: Path, tmp_pa
     for row in rows:
         if row["predicted"]:
             assert row["time_s"] == pytest.approx(row["predicted"]["time_s"], rel=1e-9)
+
+
+def test_a_run_may_have_until_later_than_planned(capsys, easy: Path, plan: Path, tmp_path: Path) -> None:
+    """`plan --reserve` and `run --deadline`: late by the plan's problem, in time by what was wanted."""
+    data = small_fleet.problem_dict(target={"loss": 2.0, "max_rounds": 8})
+    time_s = json.loads(plan.read_text())["time_s"]
+    data["target"]["deadline_s"] = 1.0001 * time_s
+    tight = small_fleet.write_problem(tmp_path / "tight", data)
+    assert main(["plan", str(tight), "-o", str(tmp_path / "tight" / "plan.json"), "--brief"]) == Exit.OK
+    capsys.readouterr()
+    slow = ("--slowdown", "1", "--dropout", "0", "--spread", "0")
+    found = {}
+    for out, more in (("short", ()), ("long", ("--deadline", "60"))):
+        folder = tmp_path / out
+        _, text, _ = takifugu(
+            capsys, "run", tmp_path / "tight" / "plan.json", "--out", folder, *slow, *more, "--json"
+        )
+        found[out] = json.loads(text)["results"]["plan"]
+        assert ("--deadline 60" in json.loads((folder / "run.json").read_text())["command"]) == bool(more)
+    assert found["long"]["reached"]
+    assert found["long"]["time_s"] > 1.0001 * time_s
+    assert found["long"]["deadline_met"]
+    assert not found["short"]["deadline_met"]
+    run = read(tmp_path / "long")
+    assert (run.problem.deadline_s, run.problem.planned_for_s) == (60.0, pytest.approx(1.0001 * time_s))
+    assert "the rest is a reserve" in page(run)
+    assert read(tmp_path / "short").problem.planned_for_s is None
 
 
 def test_a_target_out_of_reach_is_exit_1(capsys, plan: Path, tmp_path: Path) -> None:
@@ -248,6 +277,8 @@ def test_a_problem_that_cannot_be_run_is_exit_2(
         (("--averaging", "median"), "averaging 'median' is not known"),
         (("--dropout", "2"), "dropout 2 is not a share"),
         (("--spread", "-1"), "--spread -1"),
+        (("--deadline", "0"), "--deadline 0 is not a time"),
+        (("--deadline", "nan"), "--deadline nan is not a time"),
         (("--only", "fixed-warm-up", "--baselines"), "exclude each other"),
     ],
 )

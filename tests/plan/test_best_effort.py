@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
+import pytest
 from generator import small_problem
 
-from takifugu.plan.baselines import BASELINES, best_effort, run_baselines
+from takifugu.plan.baselines import BASELINES, Bench, _best_fixed, _fixed, best_effort, run_baselines
+from takifugu.plan.fleet import Fleet
 from takifugu.plan.problem import Problem
 from takifugu.plan.verify import verify
 
@@ -62,3 +65,38 @@ def test_among_ways_that_miss_the_lowest_loss_is_taken() -> None:
     assert plan is not None
     assert {r.version for r in plan.rounds} == {"good"}
     assert plan.time_s <= 100.0
+
+
+def test_teams_followed_at_once_end_where_each_alone_does() -> None:
+    """Labels, windows, caps, idle power and switches included: see the generator."""
+    found = 0
+    for seed in range(150):
+        problem = Problem.from_dict(small_problem(seed))
+        bench = Bench(problem, Fleet.of(problem))
+        for version in range(len(problem.versions)):
+            teams = bench.teams(version)
+            alone = bench.best(_fixed(bench, version, team) for team in teams)
+            together = _best_fixed(bench, version, teams)
+            assert (alone is None) == (together is None)
+            if alone is not None and together is not None and alone.rounds:
+                assert together.energy_j == pytest.approx(alone.energy_j, rel=1e-12)
+                found += 1
+    assert found > 100
+
+
+def test_the_cost_of_many_teams_is_that_of_each() -> None:
+    rng = np.random.default_rng(0)
+    for seed in range(40):
+        fleet = Fleet.of(Problem.from_dict(small_problem(seed)))
+        count = len(fleet.samples)
+        teams = [
+            {int(i): int(rng.integers(1, fleet.samples[i] + 1)) for i in rng.permutation(count)[:size]}
+            for size in rng.integers(1, count + 1, size=70)
+        ]
+        for version in range(len(fleet.by_version)):
+            costs = fleet.round_costs(version, teams)
+            for row, team in enumerate(teams):
+                one = fleet.round_cost(version, team)
+                assert costs.time_s[row] == pytest.approx(one.time_s, rel=1e-12)
+                assert costs.energy_j[row] == pytest.approx(one.energy_j, rel=1e-12)
+                assert costs.share[row] == pytest.approx(one.share, rel=1e-9, abs=1e-12)

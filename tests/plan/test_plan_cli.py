@@ -3,11 +3,13 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from takifugu.cli import Exit, main
+from takifugu.plan.problem import Problem
 from takifugu.plan.solve import Solver
 
 
@@ -44,6 +46,32 @@ def test_json_is_the_plan_file(example: Path, tmp_path: Path, capsys: pytest.Cap
     assert plan["gap"] == pytest.approx(1 - plan["lower_bound_j"] / plan["energy_j"])
     assert main(["plan", str(example), "--json"]) == Exit.OK
     assert capsys.readouterr().out == text  # byte for byte
+
+
+def test_a_reserve_is_an_earlier_deadline(
+    example: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole, early = tmp_path / "whole.json", tmp_path / "early.json"
+    assert main(["plan", str(example), "--brief", "-o", str(whole)]) == Exit.OK
+    capsys.readouterr()
+    assert main(["plan", str(example), "--brief", "--reserve", "0.2", "-o", str(early)]) == Exit.OK
+    assert "planning for 4320 s instead of 5400 s" in capsys.readouterr().err
+    free, tight = (json.loads(path.read_text()) for path in (whole, early))
+    assert tight["problem"]["target"]["deadline_s"] == 4320.0
+    assert tight["time_s"] <= 4320.0
+    assert tight["energy_j"] >= free["lower_bound_j"]
+    # What is proven is proven of the file's own problem, which any evaluator finds inside.
+    assert main(["plan", str(early), "--verify", str(early)]) == Exit.OK
+    for wrong in ("1", "-0.1", "nan"):
+        assert main(["plan", str(example), "--reserve", wrong]) == Exit.USAGE
+        assert "not a share of the time" in capsys.readouterr().err
+
+
+def test_a_reserve_is_of_the_time_that_is_left(example: Path) -> None:
+    problem = replace(Problem.load(example), start_time_s=1400.0)  # of 5400
+    assert problem.with_reserve(0.25).deadline_s == 4400.0
+    late = replace(problem, start_time_s=6000.0)
+    assert late.with_reserve(0.25).deadline_s == 5400.0
 
 
 def test_infeasible_is_exit_3(example: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

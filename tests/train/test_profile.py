@@ -158,7 +158,7 @@ def test_interrupted_it_goes_on_and_ends_the_same(
 
     # A model that got lost is trained again, to the same end.
     lost = next(course.rounds for course in ready.courses if course.run == "r0.5-1")
-    for path in (tmp_path / "stopped.pilots").glob(f"*/r0.5-1.{lost}.safetensors"):
+    for path in (tmp_path / "stopped.pilots").glob(f"*/r0.5-1.*.{lost}.safetensors"):
         path.unlink()
     assert main(command) == Exit.OK
     assert len(trained) == ready.total_rounds + lost
@@ -230,9 +230,50 @@ def test_small_teams_are_the_thriftiest(draft: Path) -> None:
         )
     draft.write_text(text.replace("joules_per_byte = 1e-7", "joules_per_byte = 0.0"))
     ready = Profile.prepare(Draft.load(draft), (0.5,), amounts=(1.0, 0.5, 0.2)).pilots
-    assert ready.cheapest == ("n1", "n3", "n4", "n2", "n0")
+    assert ready.leading == ("n1", "n3", "n4", "n2", "n0")
     for team in ready.subsets()[1:]:
-        assert set(team.nodes) == set(ready.cheapest[: len(team.nodes)])
+        assert set(team.nodes) == set(ready.leading[: len(team.nodes)])
+
+
+def test_small_teams_are_those_of_a_plan(
+    draft: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`--like PLAN`: its nodes first; and only runs that are new are trained."""
+    real, trained = pilots_module.cooperative_round, []
+
+    def counted(model: Any, members: Any, *args: Any, **options: Any) -> Any:
+        trained.append(tuple(sorted(members)))
+        return real(model, members, *args, **options)
+
+    monkeypatch.setattr(pilots_module, "cooperative_round", counted)
+    out, plan = tmp_path / "problem.toml", tmp_path / "plan.json"
+    command = ["profile", "model", str(draft), *QUICK, "-o", str(out)]
+    assert main(command) == Exit.OK
+    everyone = ("n0", "n1", "n2", "n3", "n4")
+    first, before = set(trained), out.read_text()
+    rows = [{"version": "dense", "nodes": {name: 1}} for name in ("n2", "n4", "n2")]
+    plan.write_text(json.dumps({"format": "takifugu.plan/1", "rounds": rows}))
+    trained.clear()
+    assert main([*command, "--like", str(plan)]) == Exit.OK
+    like = Profile.prepare(Draft.load(draft), (0.5,), like={"rounds": rows}).pilots
+    assert like.leading[:2] == ("n2", "n4")
+    assert ("n2",) in trained or ("n2", "n4") in trained
+    # Of everyone's rounds only those that join a new team: neither the warm-up nor any run after it.
+    assert 0 < trained.count(everyone) < len(trained)
+    assert {team for team in first if team != everyone}.isdisjoint(trained)
+    assert out.read_text() != before
+    trained.clear()
+    assert main(command) == Exit.OK  # all of it is still there
+    assert not trained
+    assert out.read_text() == before
+
+    plan.write_text(json.dumps({"format": "takifugu.plan/1", "rounds": [{"nodes": {"n9": 1}}]}))
+    capsys.readouterr()
+    assert main([*command, "--like", str(plan)]) == Exit.USAGE
+    assert "node 'n9', which the draft does not have" in capsys.readouterr().err
+    plan.write_text(json.dumps({"format": "takifugu.plan/1", "rounds": []}))
+    assert main([*command, "--like", str(plan)]) == Exit.USAGE
+    assert "has no rounds" in capsys.readouterr().err
 
 
 def test_json(draft: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,8 +4,10 @@ What it leaves is what the single commands leave, so that each step can be repea
 
     fleet.toml      the draft: the target, the workload, eight devices      cli/demo_fleet.toml with the seed
     pilots/         the pilots' rounds                                      takifugu profile model
-    problem.toml    the draft with versions, curves and switches            the same
-    plan.json       the plan with its certificate                           takifugu plan
+    first-plan.json the plan by pilots of the thriftiest nodes              takifugu plan --reserve
+    problem.toml    the draft with versions, curves and switches, by        takifugu profile model --like
+                    pilots of the nodes that the first plan uses
+    plan.json       the plan with its certificate                           takifugu plan --reserve
     run/            the plan carried out; the baselines beneath             takifugu run --baselines
     report.html     the page                                                takifugu report
     demo.json       the figures of the last screen
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from takifugu.engine.setting import Setting
     from takifugu.plan.problem import Problem
     from takifugu.plan.solve import Result
+    from takifugu.train.profile import Finding
 
 FLEET = "demo_fleet.toml"
 RUN_SEED = 1000
@@ -40,6 +43,9 @@ RUN_SEED = 1000
 SWITCH_S, SERVER_W = 0.2, 10.0
 """A switch and the server's power as assumed. A time measured here would differ from one call to the next,
 and the plan with it."""
+
+RESERVE = 0.15
+"""The share of the time that is kept for what differs from the profile. Everyone plans with it."""
 
 WORLD = {"spread": 1.0, "dropout": 0.01, "slowdown": 0.03}
 """How the true fleet differs from its profile: what `takifugu run` does by default."""
@@ -80,27 +86,30 @@ def demo_loop(seed: int, folder: Path, as_json: bool, quick: bool = False) -> in
 
 def _loop(seed: int, folder: Path, effort: Effort, quick: bool) -> Done:
     from takifugu.engine import policies
-    from takifugu.plan.solve import solve
 
-    draft = _start(folder, seed, quick)
+    draft, pilots = _start(folder, seed, quick), Work()
     with stages() as show:
-        with show.stage("profile", "short real trainings, on all devices and on some of them", 1.0) as stage:
-            problem, pilots = _profile(draft, folder, effort, stage)
+        with show.stage(
+            "profile", "short real trainings, on all devices and on the thriftiest", 1.0
+        ) as stage:
+            wanted = _profile(draft, folder, effort, stage, pilots)
+        with show.stage("plan", "a first plan: who is it that matters?") as stage:
+            first = _plan(wanted.with_reserve(RESERVE), folder / "first-plan.json", stage)
+        if first.plan is not None:
+            with show.stage("profile", "the same on the devices of that plan", 1.0) as stage:
+                wanted = _profile(draft, folder, effort, stage, pilots, first.to_dict())
+        problem = wanted.with_reserve(RESERVE)
         with show.stage("plan", "the least energy, with a proof of how near it is") as stage:
-            result = solve(problem, tolerance=0.01, progress=lambda text: stage.at(0, text))
-            if result.stats.get("interrupted"):
-                raise KeyboardInterrupt
+            result = _plan(problem, folder / "plan.json", stage)
             if result.plan is None:
                 raise UsageError(f"seed {seed} has no plan ({'; '.join(result.reasons)}); try another --seed")
-            plan_path = folder / "plan.json"
-            _write(plan_path, result.to_dict())
             stage.at(0, "the baselines' plans")
             chosen = [policies.from_file(problem, result.to_dict()), *policies.baselines(problem)]
         with show.stage("run", "real training: the plan and every baseline", float(len(chosen))) as stage:
-            results = _run(problem, chosen, folder, seed + RUN_SEED, stage)
+            results = _run(problem, chosen, folder, seed + RUN_SEED, wanted.deadline_s, stage)
         with show.stage("report", "one page"):
             page = _page(folder)
-    done = Done(problem, pilots, result, chosen, results, page)
+    done = Done(wanted, problem.deadline_s, pilots.to_dict(), result, chosen, results, page)
     _write(folder / "demo.json", done.summary())
     return done
 
@@ -129,13 +138,50 @@ def _start(folder: Path, seed: int, quick: bool) -> Path:
     return draft
 
 
-def _profile(draft: Path, folder: Path, effort: Effort, stage: Any) -> tuple[Problem, dict[str, float]]:
+class Work:
+    """What pilots took, each round counted once."""
+
+    def __init__(self) -> None:
+        self._samples: dict[tuple[str, int], int] = {}
+        self._all = 1
+
+    def add(self, found: Finding) -> None:
+        pilots = found.profile.pilots
+        self._samples |= {(pilots.keys[one.run], one.round): one.samples for one in found.result.rounds}
+        self._all = sum(map(len, pilots.shares.values()))
+
+    def to_dict(self) -> dict[str, float]:
+        """Rounds, and passes over the whole fleet's data."""
+        return {"rounds": len(self._samples), "passes": sum(self._samples.values()) / self._all}
+
+
+def _plan(problem: Problem, path: Path, stage: Any) -> Result:
+    from takifugu.plan.solve import solve
+
+    result = solve(problem, tolerance=0.01, progress=lambda text: stage.at(0, text))
+    if result.stats.get("interrupted"):
+        raise KeyboardInterrupt
+    if result.plan is not None:
+        _write(path, result.to_dict())
+    return result
+
+
+def _profile(
+    draft: Path,
+    folder: Path,
+    effort: Effort,
+    stage: Any,
+    work: Work,
+    like: Mapping[str, Any] | None = None,
+) -> Problem:
     """The pilots, the curves, and the problem file, in which nothing depends on this machine's speed."""
     from takifugu.plan.problem import Problem
     from takifugu.train.pilots import PilotRound
     from takifugu.train.profile import Draft, Profile
 
-    ready = Profile.prepare(Draft.load(draft), effort.ratios, effort.rounds, effort.warmup, effort.amounts)
+    ready = Profile.prepare(
+        Draft.load(draft), effort.ratios, effort.rounds, effort.warmup, effort.amounts, like=like
+    )
     total, seen = ready.pilots.total_rounds, 0
 
     def told(one: PilotRound) -> None:
@@ -148,12 +194,12 @@ def _profile(draft: Path, folder: Path, effort: Effort, stage: Any) -> tuple[Pro
     switches = tuple(replace(switch, time_s=SWITCH_S) for switch in found.result.switches)
     found = replace(found, result=replace(found.result, switches=switches))
     found.write(folder / "problem.toml", SERVER_W)
-    work = {"rounds": len(found.result.rounds), "passes": found.pilot_passes}
-    return Problem.load(folder / "problem.toml"), work
+    work.add(found)
+    return Problem.load(folder / "problem.toml")
 
 
 def _run(
-    problem: Problem, chosen: Sequence[Policy], folder: Path, seed: int, stage: Any
+    problem: Problem, chosen: Sequence[Policy], folder: Path, seed: int, deadline_s: float, stage: Any
 ) -> dict[str, Mapping[str, Any]]:
     from takifugu.engine.policies import PLAN
     from takifugu.engine.setting import Setting, read_structures
@@ -161,9 +207,11 @@ def _run(
     from takifugu.engine.world import Spread, World
 
     world = World.draw(problem, seed, Spread().times(WORLD["spread"]), WORLD["dropout"], WORLD["slowdown"])
-    setting = Setting.of(problem, world, read_structures(problem, (folder,)), seed, base=folder)
+    setting = Setting.of(
+        problem, world, read_structures(problem, (folder,)), seed, base=folder, deadline_s=deadline_s
+    )
     options = " ".join(f"--{name} {value:g}" for name, value in WORLD.items())
-    command = f"takifugu run {folder / 'plan.json'} --seed {seed} {options}"
+    command = f"takifugu run {folder / 'plan.json'} --seed {seed} {options} --deadline {deadline_s:g}"
     _put_aside_what_is_of_another_run(setting, chosen, folder)
     results: dict[str, Mapping[str, Any]] = {}
     for place, policy in enumerate(chosen):
@@ -218,6 +266,8 @@ def _page(folder: Path) -> Path:
 @dataclass(frozen=True)
 class Done:
     problem: Problem
+    planned_for_s: float
+    """Its deadline less the reserve."""
     pilots: Mapping[str, float]
     """Their rounds, and their work in passes over the whole fleet's data."""
     plan: Result
@@ -230,6 +280,7 @@ class Done:
         return {
             "format": "takifugu.demo/1",
             "target": {"loss": self.problem.target_loss, "deadline_s": self.problem.deadline_s},
+            "planned_for_s": self.planned_for_s,
             "pilots": dict(self.pilots),
             "plan": {
                 "energy_j": self.plan.energy_j,
@@ -239,7 +290,7 @@ class Done:
             "results": self.results,
             "best_baseline": best,
             "saved_against_best_baseline": None if best is None else self._saved(best),
-            "problem_sha256": self.problem.sha256,
+            "problem_sha256": self.plan.problem.sha256,
             "page": str(self.page),
         }
 
@@ -263,7 +314,8 @@ class Done:
         gap, bound = 100 * (self.plan.gap or 0.0), self.plan.lower_bound_j or 0.0
         yield (
             f"PLAN     {plan.energy_j:,.1f} J in {plan.time_s:.1f} s; proven: by the fitted curves no plan "
-            f"needs less than {bound:,.1f} J (gap {gap:.2f}%)"
+            f"within {self.planned_for_s:g} s needs less than {bound:,.1f} J (gap {gap:.2f}%). "
+            f"The rest of the {problem.deadline_s:g} s is a reserve."
         )
         yield from (f"  {line}" for line in plan_table(self.plan))
         used = {name for row in plan.rounds for name in row.nodes}
@@ -271,7 +323,7 @@ class Done:
         yield f"  never asked: {', '.join(idle)}" if idle else "  every device is asked at some time"
         yield ""
         yield "RUN      real training, devices that differ from their profile; in brackets what was predicted"
-        lines = list(table(self.policies, self.results, problem, short=True))
+        lines = list(table(self.policies, self.results, problem.target_loss, problem.deadline_s, short=True))
         yield from (f"  {line}" for line in lines[1:])
         yield ""
         yield self._verdict()

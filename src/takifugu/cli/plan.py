@@ -31,6 +31,9 @@ def plan(
     confidence: Annotated[
         float | None, typer.Option(help="Reach the loss in this share of the curves' samples.")
     ] = None,
+    reserve: Annotated[
+        float, typer.Option(help="Plan for an earlier deadline: this share of the time is kept back.")
+    ] = 0.0,
     schema: Annotated[bool, typer.Option("--schema", help="Print the problem file's JSON schema.")] = False,
     brief: Annotated[bool, typer.Option("--brief", help="Leave sensitivity and baselines out.")] = False,
 ) -> int:
@@ -48,6 +51,8 @@ def plan(
     if time_limit is not None and not time_limit > 0:
         raise UsageError(f"--time-limit {time_limit:g} is not above 0; give seconds, or leave it out")
     loaded = Problem.load(problem)
+    if reserve:
+        loaded = _with_reserve(loaded, reserve)
     if output is not None and (output.is_dir() or not output.parent.is_dir()):
         # Told before the planning, which may take long.
         raise UsageError(f"{output}: is a folder, or lies in none; choose another -o")
@@ -56,6 +61,21 @@ def plan(
     if pareto:
         return _pareto(loaded, time_limit, as_json, output)
     return _solve(loaded, tolerance, time_limit, as_json, output, confidence, brief)
+
+
+def _with_reserve(problem: Problem, share: float) -> Problem:
+    """What is planned and proven is the problem with the earlier deadline; so is what the plan file holds."""
+    from takifugu.errors import UsageError
+
+    try:
+        earlier = problem.with_reserve(share)
+    except UsageError as error:
+        raise UsageError(f"--reserve: {error}") from None
+    _say(
+        f"planning for {earlier.deadline_s:g} s instead of {problem.deadline_s:g} s; "
+        f"`takifugu run PLAN --deadline {problem.deadline_s:g}` uses the reserve"
+    )
+    return earlier
 
 
 def _solve(

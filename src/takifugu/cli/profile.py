@@ -33,6 +33,9 @@ def model(
     amounts: Annotated[str, typer.Option(help="Shares of the fleet's data to try.")] = "1,0.5,0.25",
     curve_samples: Annotated[int, typer.Option(min=0, help="Curves drawn from their uncertainty.")] = 20,
     averaging: Annotated[str, typer.Option(help="factors or products.")] = "factors",
+    like: Annotated[
+        Path | None, typer.Option(help="A plan: small teams are made of the nodes it uses most.")
+    ] = None,
     data_dir: Annotated[Path | None, typer.Option(help="Folder of the data sets.")] = None,
     output: Annotated[Path, typer.Option("-o", "--output", help="The problem file.")] = Path("problem.toml"),
     pilots: Annotated[
@@ -43,10 +46,12 @@ def model(
 ) -> int:
     """Runs pilots on the nodes' data, fits the curves and writes a complete problem file.
 
-    Interrupted, it goes on where it was when it is called again.
+    Interrupted, it goes on where it was when it is called again. A first plan shows which nodes matter: with
+    --like PLAN pilots are run on those, and only what is new is trained.
     """
     from takifugu.cli import Exit
     from takifugu.lowrank.averaging import check_how
+    from takifugu.plan.plan import read_plan
     from takifugu.train.profile import Draft, Profile
 
     check_how(averaging)
@@ -61,6 +66,7 @@ def model(
         _numbers("--amounts", amounts),
         data_dir,
         averaging,
+        None if like is None else read_plan(like),
     )
     folder = pilots if pilots is not None else output.parent / f"{output.stem}.pilots"
     try:

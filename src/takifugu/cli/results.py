@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from takifugu.engine.policies import Policy
-    from takifugu.plan.problem import Problem
 
 
 def table(
     policies: Sequence[Policy],
     results: Mapping[str, Mapping[str, Any]],
-    problem: Problem,
+    target_loss: float,
+    deadline_s: float,
     *,
     short: bool = False,
 ) -> Iterator[str]:
@@ -37,7 +37,7 @@ def table(
         )
     widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
     yield (
-        f"target: loss {problem.target_loss:g} within {problem.deadline_s:g} s. "
+        f"target: loss {target_loss:g} within {deadline_s:g} s. "
         "Losses are real, times and energies simulated; in brackets what was predicted."
     )
     for row in (head, *rows):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shlex
 import signal
 import sys
@@ -31,6 +32,10 @@ def run(
     ] = None,
     baselines: Annotated[bool, typer.Option(help="Run every baseline too, to compare with.")] = False,
     only: Annotated[str | None, typer.Option(help="Run this policy alone: 'plan' or a baseline.")] = None,
+    deadline: Annotated[
+        float | None,
+        typer.Option(help="When it must be done, in seconds, if later than planned (`plan --reserve`)."),
+    ] = None,
     spread: Annotated[
         float, typer.Option(help="How far the fleet is from its profile: 1 is usual, 0 not at all.")
     ] = 1.0,
@@ -53,6 +58,8 @@ def run(
         raise UsageError(f"--baselines and --only {wanted} exclude each other; keep one of the two")
     if not 0.0 <= spread <= 10.0:
         raise UsageError(f"--spread {spread:g} is not between 0 and 10; 1 is usual")
+    if deadline is not None and not 0.0 < deadline < math.inf:
+        raise UsageError(f"--deadline {deadline:g} is not a time; give seconds, or leave it out")
     out = Path(f"{source.stem}.run") if out is None else out
     world = {"spread": spread, "dropout": dropout, "slowdown": slowdown}
     options = [f"--seed {seed}", *(f"--{name} {value:g}" for name, value in world.items())]
@@ -61,6 +68,8 @@ def run(
 
         check_how(averaging)
         options.append(f"--averaging {averaging}")
+    if deadline is not None:
+        options.append(f"--deadline {deadline:g}")
     if data_dir is not None:
         options.append(f"--data-dir {shlex.quote(str(data_dir))}")
     command = " ".join(["takifugu run", shlex.quote(str(source)), *options])
@@ -69,7 +78,9 @@ def run(
         try:
             problem, plan_file = _read(source, out if resume else None)
             # Before planning, which may take long: what cannot be run need not be planned.
-            setting = _setting(problem, source, out if resume else None, seed, averaging, world, data_dir)
+            setting = _setting(
+                problem, source, out if resume else None, seed, averaging, world, data_dir, deadline
+            )
             policies = _policies(problem, plan_file, source, wanted, baselines)
             if isinstance(policies, int):
                 return policies
@@ -81,7 +92,7 @@ def run(
         report = {"format": "takifugu.results/1", "run": str(out), "results": results}
         typer.echo(json.dumps(report, indent=1, allow_nan=False))
     else:
-        for line in table(policies, results, problem):
+        for line in table(policies, results, problem.target_loss, setting.deadline_s):
             typer.echo(line)
     _say(f"run folder: {out}")
     return Exit.OK if results[policies[0].slug]["reached"] else Exit.FAILED
@@ -155,6 +166,7 @@ def _setting(
     averaging: str | None,
     world: Mapping[str, float],
     data_dir: Path | None,
+    deadline_s: float | None,
 ) -> Setting:
     from takifugu.engine.folder import RunFolder
     from takifugu.engine.setting import AVERAGING, Setting, read_structures
@@ -164,7 +176,9 @@ def _setting(
     true = World.draw(problem, seed, Spread().times(world["spread"]), world["dropout"], world["slowdown"])
     structures = read_structures(problem, (source.parent, Path()), known)
     how = AVERAGING if averaging is None else averaging
-    return Setting.of(problem, true, structures, seed, how, base=source.parent, data_dir=data_dir)
+    return Setting.of(
+        problem, true, structures, seed, how, base=source.parent, data_dir=data_dir, deadline_s=deadline_s
+    )
 
 
 def _simulate(

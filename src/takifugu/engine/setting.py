@@ -52,6 +52,8 @@ class Setting:
     averaging: str = AVERAGING
     weights: str = "fleet"
     """What the server's mean is over; docs/decisions/204 has the reason."""
+    until_s: float | None = None
+    """When the run must be done, if not by the deadline that was planned for."""
 
     def __post_init__(self) -> None:
         check_weights(self.weights)
@@ -77,6 +79,7 @@ class Setting:
         *,
         base: Path | None = None,
         data_dir: Path | None = None,
+        deadline_s: float | None = None,
     ) -> Setting:
         """Reads `[workload]` of the problem; `base` is where the paths in it start."""
         workload = Workload.from_dict(problem.workload, base)
@@ -101,11 +104,16 @@ class Setting:
             seed=seed,
             averaging=averaging,
             weights=workload.weights,
+            until_s=deadline_s,
         )
+
+    @property
+    def deadline_s(self) -> float:
+        return self.problem.deadline_s if self.until_s is None else self.until_s
 
     def header(self, policy: Policy, command: str = "") -> dict[str, Any]:
         """What run.json says: all that the numbers follow from, and where each figure comes from."""
-        target = {"loss": self.problem.target_loss, "deadline_s": self.problem.deadline_s}
+        target = {"loss": self.problem.target_loss, "deadline_s": self.deadline_s}
         return {
             "policy": policy.name,
             "slug": policy.slug,

@@ -27,7 +27,7 @@ from takifugu.lowrank.checkpoint import load, save
 from takifugu.lowrank.surgery import apply_, structure_of
 from takifugu.plan.fleet import Fleet, earliest_start
 from takifugu.plan.plan import Decision, Round
-from takifugu.plan.problem import Switch
+from takifugu.plan.problem import Switch, at_most
 from takifugu.train.cooperative import cooperative_round, member_seed, out_of
 from takifugu.train.evaluation import Score, evaluate
 from takifugu.train.round import Samples
@@ -157,7 +157,7 @@ class _Simulation:
         if found is None:
             return NOBODY
         start, _, time_s = found
-        if start + time_s > problem.time_limit:
+        if start + time_s > at_most(self.setting.deadline_s):
             return "the plan is exhausted, and another round would end past the deadline"
         return None
 
@@ -173,7 +173,7 @@ class _Simulation:
             "bytes": state.bytes,
             "rounds": state.round,
             "planned_rounds": len(plan.rounds),
-            "deadline_met": reached and state.clock_s <= problem.time_limit,
+            "deadline_met": reached and state.clock_s <= at_most(self.setting.deadline_s),
             "reason": reason,
             "predicted": {"energy_j": plan.energy_j, "time_s": plan.time_s, "loss": plan.loss},
             "start_loss": start.loss,

@@ -9,14 +9,16 @@ Whoever runs a baseline for real wants to know what it does even where it is bou
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 from takifugu.plan import families
-from takifugu.plan.curves import step_one
+from takifugu.plan.curves import Floats, step_one
 from takifugu.plan.fleet import Fleet, RoundCost, Used
 from takifugu.plan.plan import Decision, Plan, meets_limits, replay
 from takifugu.plan.problem import Problem
@@ -64,14 +66,19 @@ class Bench:
     def _labels(self) -> int:
         return 1 if self.fleet.mix is None else self.fleet.mix.shape[1]
 
-    def until_done(self, choose: Callable[[int, float], Decision | None]) -> Plan | None:
-        """Rounds as `choose(round, loss)` says until the target is met; nothing if a limit is broken."""
+    def until_done(
+        self, choose: Callable[[int, float], Decision | None], within_j: float = math.inf
+    ) -> Plan | None:
+        """Rounds as `choose(round, loss)` says until the target is met; nothing if a limit is broken, or if
+        it takes more energy than what counts."""
         problem = self.problem
         state = _Walk(self)
         for number in range(self.rounds):
             decision = choose(number, state.loss)
             if decision is None or not decision.used or not state.do(decision):
                 break
+            if state.energy_j > within_j and not self.best_effort:
+                return None
             if state.loss <= problem.loss_limit:
                 plan = replay(problem, state.decisions, self.fleet)
                 if plan is not None and meets_limits(problem, plan):
@@ -109,23 +116,31 @@ class _Walk:
         problem = bench.problem
         self.problem, self.cost = problem, bench.cost
         self.version, self.loss = problem.version_index[problem.start_version], problem.start_loss
-        self.clock, self.stuck = problem.start_time_s, False
+        self.clock, self.energy_j, self.stuck = problem.start_time_s, 0.0, False
         self.decisions: list[Decision] = []
         self._switches = {
             (problem.version_index[s.source], problem.version_index[s.target]): s for s in problem.switches
         }
 
+    def switch_to(self, version: int) -> bool:
+        if version == self.version:
+            return True
+        switch = self._switches.get((self.version, version))
+        if switch is None:
+            return False
+        self.loss += switch.loss_jump
+        self.clock += switch.time_s
+        self.energy_j += switch.energy_j
+        self.version = version
+        return True
+
     def do(self, decision: Decision) -> bool:
         before = self.loss
-        if decision.version != self.version:
-            switch = self._switches.get((self.version, decision.version))
-            if switch is None:
-                return False
-            self.loss += switch.loss_jump
-            self.clock += switch.time_s
-            self.version = decision.version
+        if not self.switch_to(decision.version):
+            return False
         cost = self.cost(decision.version, decision.used)
         self.clock += cost.time_s
+        self.energy_j += cost.energy_j
         curve = self.problem.versions[decision.version].curve
         self.loss = step_one(curve, self.loss, cost.share)
         self.decisions.append(decision)
@@ -135,6 +150,36 @@ class _Walk:
 
 def _fixed(bench: Bench, version: int, team: Used) -> Plan | None:
     return bench.until_done(lambda *_: Decision(version, team))
+
+
+def _best_fixed(bench: Bench, version: int, teams: Sequence[Used]) -> Plan | None:
+    """The best of the teams, each with this version to the end; all of them are followed at once."""
+    if bench.best_effort:
+        return bench.best(_fixed(bench, version, team) for team in teams)
+    teams, begin = [team for team in teams if team], _Walk(bench)
+    if not teams or not begin.switch_to(version):
+        return None
+    problem, costs = bench.problem, bench.fleet.round_costs(version, teams)
+    rounds = _rounds_until(problem, version, begin.loss, costs.share, bench.rounds)
+    ends_s, energy_j = begin.clock + rounds * costs.time_s, begin.energy_j + rounds * costs.energy_j
+    in_time = (rounds > 0) & (ends_s <= problem.time_limit * (1 + 1e-9))  # windows only make it later
+    for place in np.flatnonzero(in_time)[np.argsort(energy_j[in_time], kind="stable")]:
+        plan = replay(problem, [Decision(version, teams[place])] * int(rounds[place]), bench.fleet)
+        if plan is not None and meets_limits(problem, plan):
+            return plan
+    return None
+
+
+def _rounds_until(problem: Problem, version: int, loss: float, share: Floats, most: int) -> NDArray[np.int64]:
+    """How many rounds of each share it takes from this loss to the target; 0: more than `most`, or never."""
+    curve, losses = problem.versions[version].curve, np.full(len(share), loss)
+    needed = np.zeros(len(share), dtype=np.int64)
+    for number in range(1, most + 1):
+        before, losses = losses, curve.step(losses, share)
+        needed[(needed == 0) & (losses <= problem.loss_limit)] = number
+        if np.all((needed > 0) | (losses >= before)):  # there, or stuck
+            break
+    return needed
 
 
 def _start(bench: Bench) -> int:
@@ -183,10 +228,10 @@ def best_single_switch(bench: Bench) -> Plan | None:
 def nodes_first(bench: Bench) -> Plan | None:
     """Nodes and data chosen for the starting version alone; then the best version for that team."""
     start = _start(bench)
-    plans = [(p, t) for t in bench.teams(start) if (p := _fixed(bench, start, t)) is not None]
-    if not plans:
+    first = _best_fixed(bench, start, bench.teams(start))
+    if first is None or not first.decisions:
         return None
-    team = min(plans, key=lambda pair: bench.rank(pair[0]))[1]
+    team = first.decisions[0].used
     fits = bench.fleet.by_version
 
     def fitting(version: int) -> dict[int, int]:
@@ -203,39 +248,43 @@ def versions_first(bench: Bench) -> Plan | None:
     if not plans:
         return None
     version = min(plans, key=lambda pair: bench.rank(pair[0]))[1]
-    return bench.best(_fixed(bench, version, team) for team in bench.teams(version))
+    return _best_fixed(bench, version, bench.teams(version))
 
 
 def greedy_loss_per_joule(bench: Bench) -> Plan | None:
     """Each round what lowers the loss most per joule, staying with one version."""
 
-    def plan(version: int) -> Plan | None:
+    def plan(version: int, within_j: float) -> Plan | None:
         teams = bench.teams(version, 12)
         if not teams:
             return None
-        costs = [bench.fleet.round_cost(version, t) for t in teams]
-        share = np.array([c.share for c in costs])
-        energy = np.array([c.energy_j for c in costs])
+        costs = bench.fleet.round_costs(version, teams)
+        share, energy = costs.share, np.maximum(costs.energy_j, 1e-300)
         curve = bench.problem.versions[version].curve
 
         def choose(_: int, loss: float) -> Decision:
             drop = loss - curve.step(np.full(len(share), loss), share)
-            return Decision(version, teams[int(np.argmax(drop / np.maximum(energy, 1e-300)))])
+            return Decision(version, teams[int(np.argmax(drop / energy))])
 
-        return bench.until_done(choose)
+        return bench.until_done(choose, within_j)
 
-    return bench.best(plan(v) for v in range(len(bench.problem.versions)))
+    best: Plan | None = None
+    for version in range(len(bench.problem.versions)):
+        best = bench.best([best, plan(version, math.inf if best is None else best.energy_j)])
+    return best
 
 
 def least_energy_for_the_data(bench: Bench) -> Plan | None:
     """FedZero-like: a fixed model; each round the least energy for a fixed amount of data."""
     start = _start(bench)
     teams = bench.teams(start)
-    costs = [bench.fleet.round_cost(start, t) for t in teams]
+    if not teams:
+        return None
+    costs = bench.fleet.round_costs(start, teams)
 
     def plan(need: float) -> Plan | None:
-        able = [k for k, c in enumerate(costs) if c.share >= need]
-        return _fixed(bench, start, teams[min(able, key=lambda k: costs[k].energy_j)]) if able else None
+        able = np.flatnonzero(costs.share >= need)
+        return _fixed(bench, start, teams[able[np.argmin(costs.energy_j[able])]]) if len(able) else None
 
     return bench.best(plan(need) for need in (0.25, 0.5, 0.75, 0.9))
 

@@ -6,11 +6,12 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from takifugu.errors import UsageError
 from takifugu.plan.curves import Curve
 
 Window = tuple[float, float]
@@ -146,6 +147,13 @@ class Problem:
     @cached_property
     def time_limit(self) -> float:
         return at_most(self.deadline_s)
+
+    def with_reserve(self, share: float) -> Problem:
+        """The same with an earlier deadline: this share of the time that is left is kept in reserve."""
+        if not 0.0 <= share < 1.0:
+            raise UsageError(f"a reserve of {share:g} is not a share of the time; use 0.15, say, below 1")
+        left = max(0.0, self.deadline_s - self.start_time_s)
+        return replace(self, deadline_s=self.deadline_s - share * left)
 
     @property
     def met_at_start(self) -> bool:

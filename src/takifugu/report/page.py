@@ -302,10 +302,12 @@ def _reproduce(source: Run | PlanFile) -> Html:
 
 def _target(problem: Problem) -> str:
     rounds = problem.data.get("target", {}).get("max_rounds")
+    planned = problem.planned_for_s
+    early = "" if planned is None else f" (planned for {units.duration(planned)}; the rest is a reserve)"
     cap = f" and {rounds:,} rounds at most" if isinstance(rounds, int) else ""
     return (
-        f"Loss {units.loss(problem.target_loss)} within {units.duration(problem.deadline_s)}{cap}, starting "
-        f"from {units.loss(problem.start_loss)} with “{problem.start_version}”; "
+        f"Loss {units.loss(problem.target_loss)} within {units.duration(problem.deadline_s)}{early}{cap}, "
+        f"starting from {units.loss(problem.start_loss)} with “{problem.start_version}”; "
         f"{len(problem.nodes):,} nodes, {len(problem.versions):,} versions. "
         "The same problem, plan, seed and world give the same numbers."
     )

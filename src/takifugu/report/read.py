@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ def read_run(folder: Path, with_members: bool = True) -> Run:
             f"{folder}: there is no run.json in it; give a folder that `takifugu run` wrote, or a plan file"
         )
     header = _checked(read_json(folder / "run.json"), RUN_FORMAT, "give the folder of a run")
-    problem = _problem(read_json(folder / "problem.json"))
+    problem = _by_its_own_deadline(_problem(read_json(folder / "problem.json")), header)
     done = (folder / "result.json").exists()
     plan_path, events_path = folder / "plan.json", folder / "events.jsonl"
     rounds = tuple(_round(row, problem) for row in _rows(folder / "rounds.jsonl", done))
@@ -127,6 +128,14 @@ def _problem(fields: Fields) -> Problem:
         versions={row.text("name"): _version(row) for row in fields.tables("versions")},
         nodes={row.text("name"): _node(row) for row in fields.tables("nodes")},
     )
+
+
+def _by_its_own_deadline(problem: Problem, header: Fields) -> Problem:
+    target = header.table_or_none("target")
+    until_s = None if target is None else target.number_or_none("deadline_s")
+    if until_s is None or until_s == problem.deadline_s:
+        return problem
+    return replace(problem, deadline_s=until_s, planned_for_s=problem.deadline_s)
 
 
 def _version(row: Fields) -> Mapping[str, Any]:

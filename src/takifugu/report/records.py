@@ -22,6 +22,8 @@ class Problem:
     start_time_s: float
     versions: Mapping[str, Mapping[str, Any]]
     nodes: Mapping[str, Mapping[str, Any]]
+    planned_for_s: float | None = None
+    """The deadline that was planned for, if the run has until later: the rest is its reserve."""
 
 
 @dataclass(frozen=True)

@@ -129,13 +129,13 @@ def subsets(
     classes: int,
     amounts: Sequence[float],
     seed: int,
-    cheapest: Sequence[str] = (),
+    leading: Sequence[str] = (),
 ) -> tuple[Subset, ...]:
     """Nodes for each amount of data, largest first.
 
-    The first that come in `cheapest`, as those are what plans are made of. Without it, and for an amount
-    given once more, by turns ill balanced and well balanced teams, so that the amount and the balance of
-    the data can be told apart.
+    The first of `leading`, as those are what plans are made of. Without it, and for an amount given once
+    more, by turns ill balanced and well balanced teams, so that the amount and the balance of the data can
+    be told apart.
     """
     if not shares:
         raise DataError("there are no nodes to run pilots on; give at least one")
@@ -159,8 +159,8 @@ def subsets(
             # if their pilots were better balanced than they are, it would fall for it.
             sign = 1.0 if (len(amounts) - turn) % 2 == 0 else -1.0
             chosen = sorted(near, key=lambda one: (sign * one.imbalance, one.nodes))
-            if cheapest:
-                chosen.insert(0, _first(shares, classes, amount, cheapest))
+            if leading:
+                chosen.insert(0, _first(shares, classes, amount, leading))
         fresh = next((one for one in chosen if one not in found), None)
         if fresh is not None:
             found.append(fresh)

@@ -34,6 +34,7 @@ from takifugu.measure.trajectories import SWITCHED, Observation
 from takifugu.structure import Structure
 from takifugu.train.cooperative import check_weights, cooperative_round, out_of
 from takifugu.train.courses import (
+    WARMUP,
     Course,
     Length,
     Subset,
@@ -45,6 +46,9 @@ from takifugu.train.courses import (
 from takifugu.train.evaluation import evaluate
 from takifugu.train.ladder import DENSE, Rung
 from takifugu.train.round import RoundSpec, Samples
+
+_SwitchKey = tuple[str, str, str]
+"""From which version, to which, and at the end of which run."""
 
 
 @dataclass(frozen=True)
@@ -121,8 +125,8 @@ class Pilots:
     how: str = "factors"
     weights: str = "fleet"
     fresh: int = 0
-    cheapest: Sequence[str] = ()
-    """All nodes, those first that need least energy for their data."""
+    leading: Sequence[str] = ()
+    """All nodes, those first that small teams are made of: a plan's, if there is one."""
 
     def __post_init__(self) -> None:
         check_weights(self.weights)
@@ -147,7 +151,7 @@ class Pilots:
             )
 
     def subsets(self) -> tuple[Subset, ...]:
-        return subsets(self.shares, self.classes, self.amounts, self.seed, self.cheapest)
+        return subsets(self.shares, self.classes, self.amounts, self.seed, self.leading)
 
     @cached_property
     def courses(self) -> tuple[Course, ...]:
@@ -161,13 +165,12 @@ class Pilots:
         return sum(course.rounds for course in self.courses)
 
     def fingerprint(self) -> str:
-        """Names all that the results follow from: another workload has other pilots."""
+        """Names all that results follow from but their courses: another workload has other pilots."""
         digest = hashlib.sha256()
         about = {
             "versions": [(rung.name, rung.structure.id) for rung in self.rungs],
             "spec": [self.spec.batch_size, dict(self.spec.optimizer), self.spec.passes],
             "pilots": [self.seed, self.how, self.weights],
-            "courses": [asdict(course) for course in self.courses],
         }
         digest.update(json.dumps(about, sort_keys=True).encode())
         for samples in (*(self.shares[name] for name in sorted(self.shares)), self.validation):
@@ -176,6 +179,16 @@ class Pilots:
         for name, tensor in self.model.state_dict().items():
             digest.update(name.encode() + np.float64(tensor.double().sum()).tobytes())
         return digest.hexdigest()[:16]
+
+    @cached_property
+    def keys(self) -> dict[str, str]:
+        """Run -> what it is kept as. Another team or length is another run, and so is what goes on from it;
+        those that are the same are not trained again when pilots change."""
+        found: dict[str, str] = {}
+        for course in self.courses:
+            about = json.dumps([asdict(course), found.get(course.after)], sort_keys=True)
+            found[course.run] = f"{course.run}.{hashlib.sha256(about.encode()).hexdigest()[:8]}"
+        return found
 
     def run(
         self,
@@ -189,8 +202,8 @@ class Pilots:
             told(one)
         return PilotResult(
             state.start_loss,
-            tuple(one for rounds in state.rounds.values() for one in rounds),
-            tuple(state.switches.values()),
+            tuple(one for course in self.courses for one in state.rounds[self.keys[course.run]]),
+            tuple(state.switches[switch] for switch in self._all_switches()),
         )
 
     # ---- carrying it out -----------------------------------------------------------------------------------
@@ -204,12 +217,13 @@ class Pilots:
         self._switches_further_down(state, clock)
 
     def _pilot(self, state: _State, course: Course, clock: Callable[[], float]) -> Iterator[PilotRound]:
-        done = state.whole_rounds(course.run)
+        key = self.keys[course.run]
+        done = state.whole_rounds(key)
         yield from done
         if len(done) == course.rounds:
             return
         if done:
-            model, loss = state.model(course.run, len(done), copy.deepcopy(self.model)), done[-1].loss_after
+            model, loss = state.model(key, len(done), copy.deepcopy(self.model)), done[-1].loss_after
         else:
             model, loss = self._begin(state, course, clock)
         members = {name: self.shares[name] for name in course.team.nodes}
@@ -239,7 +253,7 @@ class Pilots:
                 course.after,
             )
             loss = score.loss
-            state.add(one, model)
+            state.add(key, one, model)
             yield one
 
     def _begin(self, state: _State, course: Course, clock: Callable[[], float]) -> tuple[nn.Module, float]:
@@ -247,11 +261,12 @@ class Pilots:
         rung = next(rung for rung in self.rungs if rung.name == course.version)
         if not course.after:
             return self._fresh(rung)
-        before = state.rounds[course.after]
-        model = state.model(course.after, len(before), copy.deepcopy(self.model))
+        after = self.keys[course.after]
+        before = state.rounds[after]
+        model = state.model(after, len(before), copy.deepcopy(self.model))
         loss = before[-1].loss_after
         if course.begins == SWITCHED:
-            loss = self._switched(state, model, DENSE, rung.name, rung.structure, loss, clock)
+            loss = self._switched(state, model, (DENSE, rung.name, after), rung.structure, loss, clock)
         return model, loss
 
     def _fresh(self, rung: Rung) -> tuple[nn.Module, float]:
@@ -262,22 +277,30 @@ class Pilots:
 
     def _switches_further_down(self, state: _State, clock: Callable[[], float]) -> None:
         """From every low-rank version to each smaller one, at the end of its pilot after the warm-up."""
-        low = [rung for rung in self.rungs if not rung.structure.is_dense]
-        for place, rung in enumerate(low):
-            for smaller in low[place + 1 :]:
-                if (rung.name, smaller.name) in state.switches:
-                    continue
-                run = switched(rung.name)
-                model = state.model(run, len(state.rounds[run]), copy.deepcopy(self.model))
-                loss = state.rounds[run][-1].loss_after
-                self._switched(state, model, rung.name, smaller.name, smaller.structure, loss, clock)
+        structures = {rung.name: rung.structure for rung in self.rungs}
+        for switch in self._all_switches():
+            _, target, after = switch
+            if switch not in state.switches:
+                model = state.model(after, len(state.rounds[after]), copy.deepcopy(self.model))
+                loss = state.rounds[after][-1].loss_after
+                self._switched(state, model, switch, structures[target], loss, clock)
+
+    def _all_switches(self) -> list[_SwitchKey]:
+        """From the dense version after the warm-up, then from every low-rank one to each smaller one."""
+        low = [rung.name for rung in self.rungs if not rung.structure.is_dense]
+        first = [(DENSE, name, self.keys[WARMUP]) for name in low]
+        further = [
+            (name, smaller, self.keys[switched(name)])
+            for place, name in enumerate(low)
+            for smaller in low[place + 1 :]
+        ]
+        return first + further
 
     def _switched(
         self,
         state: _State,
         model: nn.Module,
-        source: str,
-        target: str,
+        switch: _SwitchKey,
         structure: Structure,
         loss: float,
         clock: Callable[[], float],
@@ -286,8 +309,9 @@ class Pilots:
         apply_(model, structure)
         took = clock() - began
         after = evaluate(model, self.validation, self.spec.loss).loss
-        if (source, target) not in state.switches:
-            state.switches[source, target] = MeasuredSwitch(source, target, took, max(0.0, after - loss))
+        if switch not in state.switches:
+            source, target, _ = switch
+            state.switches[switch] = MeasuredSwitch(source, target, took, max(0.0, after - loss))
             state.write()
         return after
 
@@ -296,12 +320,12 @@ class Pilots:
 
 
 class _State:
-    """The folder of pilots: `pilots.jsonl`, and the model after the last round of each run."""
+    """The folder of pilots: `pilots.jsonl`, and the model after the last round of each run; by key."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.rounds: dict[str, list[PilotRound]] = {}
-        self.switches: dict[tuple[str, str], MeasuredSwitch] = {}
+        self.switches: dict[_SwitchKey, MeasuredSwitch] = {}
         self.start_loss_or_none: float | None = None
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -330,41 +354,44 @@ class _State:
         if what == "start":
             self.start_loss_or_none = float(line["loss"])
         elif what == "switch":
+            after = line.pop("at")
             switch = MeasuredSwitch(**line)
-            self.switches[switch.source, switch.target] = switch
+            self.switches[switch.source, switch.target, after] = switch
         else:
-            one = PilotRound(**line)
-            self.rounds.setdefault(one.run, []).append(one)
+            key = line.pop("key")
+            self.rounds.setdefault(key, []).append(PilotRound(**line))
 
     def write(self) -> None:
         """The whole file anew: it is small, and is there whole or not at all."""
         lines: list[dict[str, Any]] = [{"what": "start", "loss": self.start_loss}]
-        lines += [{"what": "round", **asdict(one)} for rounds in self.rounds.values() for one in rounds]
-        lines += [{"what": "switch", **asdict(switch)} for switch in self.switches.values()]
+        for key, rounds in self.rounds.items():
+            lines += [{"what": "round", "key": key, **asdict(one)} for one in rounds]
+        for (*_, after), switch in self.switches.items():
+            lines.append({"what": "switch", "at": after, **asdict(switch)})
         unfinished = self._path.with_name(f"{self._path.name}.{os.getpid()}.partial")
         unfinished.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
         os.replace(unfinished, self._path)
 
-    def _model_path(self, run: str, index: int) -> Path:
-        return self.folder / f"{run}.{index}.safetensors"
+    def _model_path(self, key: str, index: int) -> Path:
+        return self.folder / f"{key}.{index}.safetensors"
 
-    def add(self, one: PilotRound, model: nn.Module) -> None:
+    def add(self, key: str, one: PilotRound, model: nn.Module) -> None:
         """The model first: a round that is listed has its model."""
-        save(model, self._model_path(one.run, one.round))
-        self.rounds.setdefault(one.run, []).append(one)
+        save(model, self._model_path(key, one.round))
+        self.rounds.setdefault(key, []).append(one)
         self.write()
-        self._model_path(one.run, one.round - 1).unlink(missing_ok=True)
+        self._model_path(key, one.round - 1).unlink(missing_ok=True)
 
-    def whole_rounds(self, run: str) -> list[PilotRound]:
+    def whole_rounds(self, key: str) -> list[PilotRound]:
         """The rounds that are done and can be gone on from; a run without its model starts again."""
-        done = self.rounds.get(run, [])
-        if done and not self._model_path(run, len(done)).exists():
-            del self.rounds[run]
+        done = self.rounds.get(key, [])
+        if done and not self._model_path(key, len(done)).exists():
+            del self.rounds[key]
             return []
         return list(done)
 
-    def model(self, run: str, index: int, onto: nn.Module) -> nn.Module:
-        path = self._model_path(run, index)
+    def model(self, key: str, index: int, onto: nn.Module) -> nn.Module:
+        path = self._model_path(key, index)
         try:
             return load(path, onto)
         except CheckpointError as error:

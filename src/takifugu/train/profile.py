@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import json
 import tomllib
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -103,7 +104,9 @@ class Profile:
         amounts: Sequence[float] = (1.0, 0.5, 0.25),
         data_dir: str | Path | None = None,
         how: str = "factors",
+        like: Mapping[str, Any] | None = None,
     ) -> Profile:
+        """`like` is a plan file's content: small teams are made of the nodes that it uses most."""
         check_ratios(ratios)  # before data is looked for
         workload = draft.workload()
         names = [node["name"] for node in draft.nodes]
@@ -144,7 +147,9 @@ class Profile:
                 f"start.version: there is no version {chosen!r}; one of {', '.join(r.name for r in rungs)}"
             )
         profile = cls(draft, rungs, pilots, nodes, chosen)
-        return replace(profile, pilots=replace(pilots, cheapest=cheapest(profile._stand_in())))
+        thrifty = cheapest(profile._stand_in())
+        leading = thrifty if like is None else most_used(thrifty, like)
+        return replace(profile, pilots=replace(pilots, leading=leading))
 
     def _stand_in(self) -> Problem:
         """Everything else in the draft is looked at before hours of pilots, with curves that stand in."""
@@ -293,6 +298,20 @@ def cheapest(problem: Problem) -> tuple[str, ...]:
     )
     relative = (joules / np.maximum(joules.mean(axis=1, keepdims=True), 1e-300)).mean(axis=0)
     return tuple(problem.nodes[place].name for place in np.argsort(relative, kind="stable"))
+
+
+def most_used(names: Sequence[str], plan: Mapping[str, Any]) -> tuple[str, ...]:
+    """The nodes by the rounds of the plan that they take part in; of equal ones as they come in `names`."""
+    rows = plan.get("rounds")
+    teams = [row.get("nodes") for row in rows or () if isinstance(row, dict)]
+    if not teams or not all(isinstance(team, dict) for team in teams):
+        raise UsageError("the plan has no rounds; plan again, and give what `takifugu plan -o` wrote")
+    counts = Counter(name for team in teams if team for name in team)
+    if strangers := sorted(set(counts) - set(names)):
+        raise UsageError(
+            f"the plan uses node {strangers[0]!r}, which the draft does not have; it was made for other nodes"
+        )
+    return tuple(sorted(names, key=lambda name: (-counts[name], names.index(name))))
 
 
 def rounds_to(curve: Exponential | Power, loss: float, target: float, most: int) -> int | None:
