@@ -15,6 +15,7 @@ import small_fleet
 from takifugu.cli import Exit, main
 from takifugu.cli.app import app
 from takifugu.cli.run import run as run_command
+from takifugu.report import units
 from takifugu.report.page import page
 from takifugu.report.read import read
 
@@ -124,7 +125,9 @@ def test_a_run_may_have_until_later_than_planned(capsys, easy: Path, plan: Path,
     assert not found["short"]["deadline_met"]
     run = read(tmp_path / "long")
     assert (run.problem.deadline_s, run.problem.planned_for_s) == (60.0, pytest.approx(1.0001 * time_s))
-    assert "the rest is a reserve" in page(run)
+    shown = page(run)
+    assert "the rest is a reserve" in shown
+    assert f"no plan within {units.duration(1.0001 * time_s)} needs less than" in shown
     assert read(tmp_path / "short").problem.planned_for_s is None
 
 

@@ -42,7 +42,7 @@ def _of_run(run: Run) -> Headline:
     said = []
     if not run.reached and run.outcome.reason:
         said.append(f"It ended because: {run.outcome.reason.rstrip('.')}.")
-    said += [*_baselines(run), *_prediction(run), *_beyond(run), *_certificate(run.plan)]
+    said += [*_baselines(run), *_prediction(run), *_beyond(run), *_certificate(run.plan, run.problem)]
     return Headline(title, tuple(said), "good" if run.met else "bad")
 
 
@@ -54,7 +54,7 @@ def _of_open_run(run: Run) -> Headline:
         last = run.rounds[-1]
         title += f", loss {units.loss(last.loss)} (target {target}) with {units.energy(last.total_energy_j)}"
     said = ["There is no result.json yet: the run goes on, or was stopped and can be resumed."]
-    return Headline(title + ".", (*said, *_certificate(run.plan)), "open")
+    return Headline(title + ".", (*said, *_certificate(run.plan, run.problem)), "open")
 
 
 def _of_plan(plan: Plan, problem: Problem) -> Headline:
@@ -82,7 +82,7 @@ def _of_plan(plan: Plan, problem: Problem) -> Headline:
         f"A plan for loss {target}: {units.energy(plan.energy_j)} in {units.duration(plan.time_s)}, "
         f"{_count(len(plan.rounds), 'round')}."
     )
-    return Headline(title, tuple(_certificate(plan)), "good")
+    return Headline(title, tuple(_certificate(plan, problem)), "good")
 
 
 def _against(energy_j: float, other_j: float) -> str:
@@ -137,10 +137,12 @@ def _more(actual: float, predicted: float) -> str:
     return f"{units.percent(share)} {'more' if share > 0 else 'less'}"
 
 
-def _certificate(plan: Plan | None) -> list[str]:
+def _certificate(plan: Plan | None, problem: Problem) -> list[str]:
     if plan is None or plan.energy_j is None or plan.lower_bound_j is None or plan.gap is None:
         return []
-    proven, energy = "Proven on the problem's figures: no plan needs less than", units.energy(plan.energy_j)
+    by = "" if problem.planned_for_s is None else f" within {units.duration(problem.planned_for_s)}"
+    proven = f"Proven on the problem's figures: no plan{by} needs less than"
+    energy = units.energy(plan.energy_j)
     if plan.gap <= 1e-9:
         return [f"{proven} the plan's {energy}."]
     bound = units.energy(plan.lower_bound_j)
