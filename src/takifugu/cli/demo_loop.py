@@ -68,7 +68,7 @@ QUICK_TARGET = "loss = 1.1\ndeadline_s = 20.0\nmax_rounds = 30"
 
 def demo_loop(seed: int, folder: Path, as_json: bool, quick: bool = False) -> int:
     from takifugu.cli import Exit
-    from takifugu.cli.run import terminable
+    from takifugu.terminable import terminable
 
     with terminable(), _one_thread():
         try:

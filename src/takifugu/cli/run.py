@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shlex
-import signal
 import sys
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -52,6 +50,7 @@ def run(
     from takifugu.cli.results import table
     from takifugu.engine.policies import PLAN, chosen
     from takifugu.errors import UsageError
+    from takifugu.terminable import terminable
 
     wanted = None if only is None else chosen(only)
     if wanted not in (None, PLAN) and baselines:
@@ -222,23 +221,6 @@ def _progress(policy: Policy) -> Iterator[Any]:
     finally:
         if live:
             sys.stderr.write("\r\x1b[K")
-
-
-@contextmanager
-def terminable() -> Iterator[None]:
-    """SIGTERM ends a run as Ctrl-C does."""
-
-    def stop(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    if threading.current_thread() is not threading.main_thread():
-        yield  # signals are the main thread's business
-        return
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _say(message: str) -> None:

@@ -20,6 +20,7 @@ import takifugu
 from takifugu.durable import Row
 from takifugu.errors import CheckpointError, RunError, UsageError
 from takifugu.lowrank.checkpoint import save
+from takifugu.terminable import terminable
 from takifugu.train import models
 from takifugu.train.loop import Training, model_seed
 from takifugu.train.methods import method_for
@@ -86,7 +87,7 @@ def carry_out(
     """
     recipe, place = job.recipe, processes.place
     with ExitStack() as stack:
-        stack.enter_context(_ending())
+        stack.enter_context(terminable())  # until there is something to save
         folder = processes.leader_only(lambda: stack.enter_context(_opened(job, place.world)))
         done = folder.result() if folder is not None else None
         if told := processes.from_leader(None if done is None else json.dumps(done).encode()):
@@ -202,19 +203,6 @@ def _board(job: Job) -> Iterator[Any]:
         yield writer
     finally:
         writer.close()
-
-
-@contextmanager
-def _ending() -> Iterator[None]:
-    """Until there is something to save, SIGTERM ends the run as Ctrl-C does."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager
