@@ -311,6 +311,7 @@ def test_a_run_is_not_overwritten_but_resumed(capsys, easy: Path, tmp_path: Path
     code, _, err = takifugu(capsys, "run", easy, "--out", out)
     assert code == Exit.USAGE
     assert "continue it with --resume" in err
+    assert "there is no run yet" in takifugu(capsys, "run", easy, "--out", tmp_path / "r2", "--resume")[2]
     code, _, err = takifugu(capsys, "run", easy, "--out", out, "--resume", "--seed", 1)
     assert code == Exit.USAGE
     assert "another seed" in err

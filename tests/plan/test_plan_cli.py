@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from takifugu.cli import Exit, main
+from takifugu.plan import pareto
 from takifugu.plan.problem import Problem
 from takifugu.plan.solve import Solver
+from takifugu.plan.sweep import Sweep
 
 
 def test_plan_and_verify(example: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -122,6 +124,26 @@ def test_interrupted_is_exit_130_with_the_plan_saved(
     assert main(["plan", str(example), "--tolerance", "0"]) == Exit.INTERRUPTED
     saved = tmp_path / "plan.interrupted.json"
     assert main(["plan", str(example), "--verify", str(saved)]) == Exit.OK
+
+
+def test_an_interrupted_front_keeps_what_it_has(
+    example: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    swept, real = [], Sweep.run
+
+    def twice(sweep: Sweep) -> None:
+        if swept:
+            raise KeyboardInterrupt
+        swept.append(sweep)
+        real(sweep)
+
+    monkeypatch.setattr(Sweep, "run", twice)
+    monkeypatch.setattr(pareto, "MOST_LABELS", 1)
+    out = tmp_path / "front.json"
+    assert main(["plan", str(example), "--pareto", "-o", str(out)]) == Exit.INTERRUPTED
+    points = json.loads(out.read_text())["points"]
+    assert len(points) > 3
+    assert len(capsys.readouterr().out.splitlines()) == 1 + len(points)
 
 
 def test_interrupted_while_it_explains_the_plan_is_saved_too(

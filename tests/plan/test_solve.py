@@ -262,7 +262,7 @@ def test_baselines_are_never_better(feasible: list[Problem], example: Path) -> N
 
 def test_front_holds_the_optimum(feasible: list[Problem]) -> None:
     for problem in feasible[:10]:
-        points = front(problem)
+        points = front(problem).points
         reached = [p for p in points if p.loss <= problem.loss_limit and p.time_s <= problem.time_limit]
         assert reached
         best = solve(problem, 0.0).energy_j
@@ -280,12 +280,12 @@ def test_front_gets_to_the_target_where_the_search_gives_up(
 ) -> None:
     monkeypatch.setattr(pareto, "MOST_LABELS", 1)
     problem = next(p for p in feasible if len((solve(p).plan or Plan((), 0, 0, 0)).rounds) >= 3)
-    assert any(p.loss <= problem.loss_limit and p.time_s <= problem.time_limit for p in front(problem))
+    assert any(p.loss <= problem.loss_limit and p.time_s <= problem.time_limit for p in front(problem).points)
 
 
 def test_front_without_time_is_empty(example: Path) -> None:
     nodes = [replace(n, name=f"{n.name} {k}") for n in Problem.load(example).nodes for k in range(8)]
-    assert front(replace(Problem.load(example), nodes=tuple(nodes)), time_limit_s=1e-6) == []
+    assert front(replace(Problem.load(example), nodes=tuple(nodes)), time_limit_s=1e-6).points == ()
 
 
 def test_interruption_ends_a_robust_solve(example: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -159,7 +159,8 @@ def _pareto(problem: Problem, time_limit: float | None, as_json: bool, output: P
     from takifugu.cli import Exit
     from takifugu.plan.pareto import front
 
-    points = front(problem, time_limit)
+    found = front(problem, time_limit)
+    points = found.points
     data = {
         "format": "takifugu.front/1",
         "points": [p.to_dict() for p in points],
@@ -174,6 +175,8 @@ def _pareto(problem: Problem, time_limit: float | None, as_json: bool, output: P
         typer.echo(f"{'energy J':>14}  {'time s':>12}  {'loss':>9}  rounds")
         for p in points:
             typer.echo(f"{p.energy_j:>14,.6g}  {p.time_s:>12,.6g}  {p.loss:>9.5f}  {p.rounds:>6}")
+    if found.interrupted:
+        return Exit.INTERRUPTED
     return Exit.OK if points else Exit.FAILED
 
 

@@ -73,6 +73,8 @@ def run(
         options.append(f"--data-dir {shlex.quote(str(data_dir))}")
     command = " ".join(["takifugu run", shlex.quote(str(source)), *options])
     same = command + (" --baselines" if baselines else "" if wanted is None else f" --only {wanted}")
+    if resume and not out.exists():  # it may have been stopped while it planned, or be mistyped
+        _say(f"{out}: there is no run yet; a new one begins")
     with terminable():
         try:
             problem, plan_file = _read(source, out if resume else None)

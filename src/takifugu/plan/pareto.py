@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -36,7 +35,14 @@ class Point:
         return {"energy_j": self.energy_j, "time_s": self.time_s, "loss": self.loss, "rounds": self.rounds}
 
 
-def front(problem: Problem, time_limit_s: float | None = None, most: int = MOST_POINTS) -> list[Point]:
+@dataclass(frozen=True)
+class Front:
+    points: tuple[Point, ...]
+    interrupted: bool = False
+    """By Ctrl-C: these are the points that were found until then."""
+
+
+def front(problem: Problem, time_limit_s: float | None = None, most: int = MOST_POINTS) -> Front:
     """Plans that no other plan found beats in energy, time and loss at once.
 
     On small fleets with few rounds every plan is considered; otherwise also those of wide sweeps, so that the
@@ -50,12 +56,19 @@ def front(problem: Problem, time_limit_s: float | None = None, most: int = MOST_
             raise OutOfTime
 
     if problem.met_at_start:
-        return [Point(0.0, problem.start_time_s, problem.start_loss, 0)]
+        return Front((Point(0.0, problem.start_time_s, problem.start_loss, 0),))
     rows: list[Floats] = []
     paths: list[tuple[Any, int, int]] = []
-    with suppress(OutOfTime):
+    interrupted = False
+    try:
         _gather(problem, solver, check, rows, paths)
-    return _points(problem, solver, rows, paths, most)
+    except OutOfTime:
+        pass
+    except KeyboardInterrupt:
+        interrupted = True
+        while sum(map(len, rows)) > len(paths):  # labels whose ways were not noted any more
+            rows.pop()
+    return Front(tuple(_points(problem, solver, rows, paths, most)), interrupted)
 
 
 def _gather(
