@@ -64,6 +64,7 @@ class Sweep:
     known_j: float = np.inf
     check: Callable[[], None] = field(default=lambda: None)
     observe: Callable[[Sweep, Ints], None] | None = None
+    found: Found = field(default_factory=Found)
 
     def run(self) -> Found:
         problem = self.problem
