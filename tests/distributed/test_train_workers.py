@@ -26,6 +26,7 @@ TIMEOUT_S = 200
 RECIPE = """
 base = "digits-small"
 epochs = 4
+factor_decay = 1e-3
 [model]
 options = { width = 8 }
 [data]

@@ -169,14 +169,43 @@ def test_text_runs_go_on_as_well(changes: dict[str, Any], tmp_path: Path) -> Non
         {"precision": "fp16"},
         {"optimizer": {"kind": "adamw", "lr": 1e-3}, "frobenius_decay": 1e-3},
         {"optimizer": {"kind": "sgd", "lr": 0.05}, "schedule": {"kind": "plateau"}},
+        {"factor_decay": 1e-2, "method": METHODS["stages"]},
     ],
-    ids=["bf16", "fp16", "frobenius", "plateau"],
+    ids=["bf16", "fp16", "frobenius", "plateau", "factor-decay"],
 )
 def test_so_do_other_settings(changes: dict[str, Any], tmp_path: Path) -> None:
     recipe = small("warm-start", **changes)
     run(recipe, tmp_path / "whole")
     run(recipe, tmp_path / "broken", 3, 7)
     assert_same(tmp_path / "whole", tmp_path / "broken")
+
+
+def test_factors_may_have_a_decay_of_their_own(tmp_path: Path) -> None:
+    """In groups of their own from the switch on, back in the others' when they are weights again."""
+    up_again = {"kind": "warm-start", "stages": [[1, 0.25], [2, "dense"]]}
+    recipe = small("warm-start", factor_decay=0.5, method=up_again)
+    run(recipe, tmp_path / "run")
+    seen = []
+    for path in sorted((tmp_path / "run" / "checkpoints").iterdir()):
+        header = Snapshot.from_bytes(path.read_bytes()).header
+        factors = {name for name in _names(header) if name.endswith((".u.weight", ".v.weight"))}
+        decays = {g["weight_decay"]: set(g["params"]) & factors for g in header["groups"]}
+        seen.append(len(factors))
+        assert decays[1e-4] == set()
+        assert decays.get(0.5, set()) == factors
+    assert max(seen) > 0
+    assert seen[-1] == 0
+
+    # The same decay for all is what it is without the option.
+    run(small("warm-start", factor_decay=1e-4), tmp_path / "same")
+    run(small("warm-start"), tmp_path / "without")
+    assert_same(tmp_path / "same", tmp_path / "without")
+    with pytest.raises(UsageError, match="factor_decay: frobenius_decay is given as well"):
+        small("warm-start", factor_decay=1e-4, frobenius_decay=1e-4)
+
+
+def _names(header: Any) -> set[str]:
+    return {name for group in header["groups"] for name in group["params"]}
 
 
 def test_layers_of_ones_own_network_are_meant_before_and_after_a_switch(tmp_path: Path) -> None:

@@ -37,6 +37,7 @@ from takifugu.plan.reach import Reach, Reached, fastest
 from takifugu.plan.rollout import Guideposts, Trail
 from takifugu.plan.search import OutOfTime, Search
 from takifugu.plan.sweep import Sweep
+from takifugu.plan.tidy import tidied
 from takifugu.plan.values import Terrain
 
 OPTIMAL_GAP = 1e-9
@@ -166,6 +167,8 @@ class Solver(Parts):
             self._ladder()
             if self.plan is not None and self.thorough and self.plan.energy_j > self.bound_j:
                 self._simple()  # within the tolerance is not enough to be no dearer than these
+            if self.plan is not None and self.thorough:
+                self.plan = tidied(self.problem, self.fleet, self.plan, self.check)
         except OutOfTime:
             cut = True
         except KeyboardInterrupt:

@@ -131,6 +131,9 @@ class Training:
     def _before_epoch_(self) -> None:
         self.carry = None
         self.method.before_epoch_(self)
+        if self.recipe.factor_decay is not None:
+            decay = float(self.recipe.optimizer.get("weight_decay", 0.0))
+            optimizers.decay_factors_(self.optimizer, self.model, self.recipe.factor_decay, decay)
         if self.sharding == "none":
             self.laid_out(self.model)  # new layers come in torch's usual order
 

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from takifugu.errors import UsageError, near_misses
+from takifugu.lowrank.factorized import Factorized
 from takifugu.numbers import is_number
 
 _KINDS: dict[str, tuple[type[torch.optim.Optimizer], frozenset[str]]] = {
@@ -54,6 +55,26 @@ def build(
     if "betas" in options:
         options["betas"] = tuple(options["betas"])
     return _KINDS[table["kind"]][0](parameters, **options)
+
+
+def decay_factors_(
+    optimizer: torch.optim.Optimizer, model: nn.Module, factor_decay: float, weight_decay: float
+) -> None:
+    """Gives the factors of low-rank layers a decay of their own, in groups of their own; all else has
+    `weight_decay`. Called again after every change of the model; what is right already stays as it is.
+
+    A scheduler of torch's would not know of the new groups: only for loops that set every group's rate.
+    """
+    layers = [layer for layer in model.modules() if isinstance(layer, Factorized)]
+    factors = {parameter for layer in layers for parameter in layer.factor_parameters()}
+    groups: list[dict[str, Any]] = []
+    for group in optimizer.param_groups:
+        own = [parameter for parameter in group["params"] if parameter in factors]
+        rest = [parameter for parameter in group["params"] if parameter not in factors]
+        for parameters, decay in ((rest, weight_decay), (own, factor_decay)):
+            if parameters:
+                groups.append({**group, "params": parameters, "weight_decay": decay})
+    optimizer.param_groups[:] = groups
 
 
 def _fits(option: str, value: Any) -> bool:

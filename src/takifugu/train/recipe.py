@@ -61,6 +61,7 @@ class Recipe(_Table):
     channels_last: bool = Field(False, description="true or false")
     clip_norm: Annotated[float, Field(gt=0)] | None = Field(None, description="a number above 0")
     frobenius_decay: Annotated[float, Field(ge=0)] = Field(0.0, description="a number of at least 0")
+    factor_decay: Annotated[float, Field(ge=0)] | None = Field(None, description="a number of at least 0")
     optimizer: dict[str, Any] = Field(description="a table such as { kind = 'sgd', lr = 0.1 }")
     schedule: dict[str, Any] = Field({}, description="a table such as { kind = 'one-cycle' }")
     method: dict[str, Any] = Field(
@@ -110,6 +111,8 @@ def checked(data: Mapping[str, Any], source: str) -> Recipe:
                 check(value)
             except UsageError as error:
                 mistakes.append(str(error))
+    if recipe is not None and recipe.factor_decay is not None and recipe.frobenius_decay:
+        mistakes.append("factor_decay: frobenius_decay is given as well; keep one of the two")
     told = tuple(mistake.partition(":")[0] for mistake in mistakes)
     mistakes += (f"{path}: {what}" for path, what in _no_plain_data(data) if path not in told)
     if mistakes or recipe is None:
