@@ -345,6 +345,19 @@ def test_a_small_team_that_ends_above_the_target_is_joined_by_the_thriftiest(tmp
     joined = [(e["round"], e["node"]) for e in events if e["event"] == "joined"]
     assert joined == [(3, "node-2"), (3, "node-3"), (3, "node-4")]
 
+    # Near the target another round like the last is tried first, once.
+    assert policy.near == problem.loss_limit  # the last round's switch was to cost more than the round gained
+    two = small_fleet.policy(problem, [("dense", {1: 70}), ("dense", {1: 70})])
+    assert two.near == problem.loss_limit + two.plan.rounds[0].loss - two.plan.rounds[1].loss
+    assert policy.at(3, policy.near)[0].used == {1: 70}
+    assert policy.at(3, policy.near * 1.001) == policy.at(4, policy.near) == (policy.joined, None)
+    patient = dataclasses.replace(policy, near=10.0)
+    result, rows = carry_out(setting, patient, tmp_path / "patient")
+    assert [row["members"] for row in rows] == [5, 1, 1, 4, 4]
+    events = lines(tmp_path / "patient" / "events.jsonl")
+    assert [e["round"] for e in events if e["event"] == "beyond_plan"] == [3]
+    assert [e["round"] for e in events if e["event"] == "joined"] == [4, 4, 4]
+
     # Enough is enough, a large team is repeated as it is, and a plan joined by others is another one to resume.
     most = small_fleet.policy(problem, [("dense", {3: 180, 4: 200})])
     assert most.joined is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -33,13 +34,18 @@ class Policy:
     """How many of the last rounds are repeated, in turn, once the plan is exhausted."""
     joined: Decision | None = None
     """What is done instead, if the last round is one of a small team."""
+    near: float = -math.inf
+    """The loss from which another round like the last should do: the plan expected as much of it."""
 
-    def at(self, number: int) -> tuple[Decision, Round | None]:
-        """What to do in a round (from 1), and what was predicted for it; nothing beyond the plan."""
+    def at(self, number: int, loss: float = math.inf) -> tuple[Decision, Round | None]:
+        """What to do in a round (from 1) at this loss, and what was predicted for it.
+
+        Beyond the plan nothing was. There a small team gets one more round if it is near, before others join.
+        """
         planned = len(self.plan.rounds)
         if number <= planned:
             return self.plan.decisions[number - 1], self.plan.rounds[number - 1]
-        if self.joined is not None:
+        if self.joined is not None and (number > planned + 1 or loss > self.near):
             return self.joined, None
         turns = min(self.turns, planned)
         return self.plan.decisions[planned - turns + (number - planned - 1) % turns], None
@@ -79,7 +85,8 @@ def baselines(problem: Problem, only: str | None = None) -> list[Policy]:
         distinct = {(d.version, tuple(sorted(d.used.items()))) for d in plan.decisions}
         turns = len(distinct) if slug == "rotating-cohorts" else 1
         joined = joined_by_others(problem, plan) if turns == 1 else None
-        policies.append(Policy(name, slug, plan, _file(problem, plan, name), turns, joined))
+        near = near_enough(problem, plan)
+        policies.append(Policy(name, slug, plan, _file(problem, plan, name), turns, joined, near))
     return policies
 
 
@@ -102,7 +109,8 @@ def from_file(problem: Problem, data: Mapping[str, Any], where: str = "the plan"
             raise ProblemError(
                 [f"{where}: says {key} = {claim!r}, its rounds give {value:.9g}; it was changed, plan again"]
             )
-    return Policy(PLAN, PLAN, plan, data, joined=joined_by_others(problem, plan))
+    joined, near = joined_by_others(problem, plan), near_enough(problem, plan)
+    return Policy(PLAN, PLAN, plan, data, joined=joined, near=near)
 
 
 def joined_by_others(problem: Problem, plan: Plan) -> Decision | None:
@@ -128,6 +136,12 @@ def joined_by_others(problem: Problem, plan: Plan) -> Decision | None:
             break
         team[place] = problem.nodes[place].samples
     return Decision(last.version, team) if len(team) > len(last.used) else None
+
+
+def near_enough(problem: Problem, plan: Plan) -> float:
+    """The target, and what the plan's last round was to take off."""
+    losses = [problem.start_loss, *(row.loss for row in plan.rounds)]
+    return problem.loss_limit + (max(0.0, losses[-2] - losses[-1]) if plan.rounds else 0.0)
 
 
 def _decision(problem: Problem, row: Any, where: str) -> Decision:

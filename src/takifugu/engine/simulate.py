@@ -54,6 +54,7 @@ class State:
     bytes: float
     loss: float
     accuracy: float
+    members: int = 0
 
     @classmethod
     def after(cls, row: Row) -> State:
@@ -66,6 +67,7 @@ class State:
             total["bytes"],
             row["loss"],
             row["accuracy"],
+            row["members"],
         )
 
 
@@ -152,7 +154,7 @@ class _Simulation:
                 f"the plan is empty, but the loss at the start is {state.loss:.6g}, not [start].loss = "
                 f"{problem.start_loss:g}; correct it and plan again"
             )
-        decision, _ = self.policy.at(state.round + 1)
+        decision, _ = self.policy.at(state.round + 1, state.loss)
         found = self._assemble(decision, state.clock_s)
         if found is None:
             return NOBODY
@@ -220,7 +222,7 @@ class _Simulation:
     def _begin(self, state: State) -> _Begun | None:
         """The next round as the server sets it off; nothing, if no member is available any more."""
         problem, number = self.problem, state.round + 1
-        decision, predicted = self.policy.at(number)
+        decision, predicted = self.policy.at(number, state.loss)
         version = problem.versions[decision.version]
         switch = self.switches[state.version, version.name] if version.name != state.version else None
         ready = state.clock_s + (switch.time_s if switch else 0.0)
@@ -369,11 +371,13 @@ class _Simulation:
 
     def _events(self, state: State, begun: _Begun) -> list[Row]:
         number, switch, events = begun.number, begun.switch, []
-        if number == len(self.policy.plan.rounds) + 1:
+        beyond, joined = number - len(self.policy.plan.rounds), self.policy.joined
+        if beyond == 1:
             events.append(self._event("beyond_plan", number, state.clock_s, loss=state.loss))
-            if self.policy.joined is not None:
-                members = [self.problem.nodes[i].name for i in sorted(self.policy.joined.used)]
-                before = self.policy.plan.rounds[-1].nodes
+        if beyond >= 1 and joined is not None and self.policy.at(number, state.loss)[0] is joined:
+            before = self.policy.plan.rounds[-1].nodes
+            if beyond == 1 or (beyond == 2 and state.members <= len(before)):
+                members = [self.problem.nodes[i].name for i in sorted(joined.used)]
                 events += [
                     self._event("joined", number, state.clock_s, node=name)
                     for name in members
