@@ -344,9 +344,15 @@ class Done:
         if plain is not None and plain["deadline_met"]:
             less = 1 - own["energy_j"] / plain["energy_j"]
             against = f"; {less:.0%} less than all devices without compression"
+        met = sum(r["deadline_met"] for slug, r in self.results.items() if slug != "plan")
+        of = (
+            f"{best}, the best of {met} baselines that made it"
+            if met > 1
+            else f"{best}, the only baseline to make it"
+        )
         if saved < 0.005:
-            return f"The plan needed as little energy as the best baseline ({best}){against}."
-        return f"The plan needed {saved:.0%} less energy than the best baseline ({best}){against}."
+            return f"The plan needed as little energy as {of}{against}."
+        return f"The plan needed {saved:.0%} less energy than {of}{against}."
 
     def _best_baseline(self) -> str | None:
         """Of those that met the target in time, the one that needed least."""
