@@ -23,6 +23,8 @@ from takifugu.engine.setting import Setting
 from takifugu.engine.simulate import simulate
 from takifugu.engine.world import NO_SPREAD, Spread, World
 from takifugu.errors import RunError
+from takifugu.plan.fleet import Fleet
+from takifugu.plan.plan import Decision
 from takifugu.plan.problem import Problem
 from takifugu.train.cooperative import cooperative_round
 from takifugu.zoo import small
@@ -358,6 +360,17 @@ def test_a_small_team_that_ends_above_the_target_is_joined_by_the_thriftiest(tmp
     events = lines(tmp_path / "patient" / "events.jsonl")
     assert [e["round"] for e in events if e["event"] == "beyond_plan"] == [3]
     assert [e["round"] for e in events if e["event"] == "joined"] == [4, 4, 4]
+
+    # Where there is no time for all of them, the small team goes on alone.
+    def round_s(decision: Decision) -> float:
+        return Fleet.of(problem).round_cost(decision.version, decision.used).time_s
+
+    alone = round_s(policy.plan.decisions[-1])
+    assert round_s(policy.joined) > 2 * alone
+    late = dataclasses.replace(setting, until_s=rows[2]["start_s"] + 1.5 * alone)
+    result, rows = carry_out(late, policy, tmp_path / "late")
+    assert [row["members"] for row in rows] == [5, 1, 1]
+    assert "past the deadline" in result["reason"]
 
     # Enough is enough, a large team is repeated as it is, and a plan joined by others is another one to resume.
     most = small_fleet.policy(problem, [("dense", {3: 180, 4: 200})])

@@ -45,10 +45,16 @@ class Policy:
         planned = len(self.plan.rounds)
         if number <= planned:
             return self.plan.decisions[number - 1], self.plan.rounds[number - 1]
-        if self.joined is not None and (number > planned + 1 or loss > self.near):
-            return self.joined, None
+        return self.beyond(number - planned, loss)[0], None
+
+    def beyond(self, number: int, loss: float = math.inf) -> list[Decision]:
+        """What to do in a round beyond the plan (from 1), and what else if there is no time for that."""
+        planned = len(self.plan.rounds)
         turns = min(self.turns, planned)
-        return self.plan.decisions[planned - turns + (number - planned - 1) % turns], None
+        again = self.plan.decisions[planned - turns + (number - 1) % turns]
+        if self.joined is None or (number == 1 and loss <= self.near):
+            return [again]
+        return [self.joined, again]
 
     @cached_property
     def sha256(self) -> str:

@@ -154,14 +154,29 @@ class _Simulation:
                 f"the plan is empty, but the loss at the start is {state.loss:.6g}, not [start].loss = "
                 f"{problem.start_loss:g}; correct it and plan again"
             )
-        decision, _ = self.policy.at(state.round + 1, state.loss)
-        found = self._assemble(decision, state.clock_s)
-        if found is None:
-            return NOBODY
-        start, _, time_s = found
-        if start + time_s > at_most(self.setting.deadline_s):
-            return "the plan is exhausted, and another round would end past the deadline"
+        if self._fitting(state) is not None:
+            return None
+        found = self._assemble(self.policy.at(state.round + 1, state.loss)[0], state.clock_s)
+        return (
+            NOBODY
+            if found is None
+            else "the plan is exhausted, and another round would end past the deadline"
+        )
+
+    def _fitting(self, state: State) -> Decision | None:
+        """Beyond the plan: what there is time for; nothing, if for nothing any more."""
+        for decision in self.policy.beyond(state.round + 1 - len(self.policy.plan.rounds), state.loss):
+            found = self._assemble(decision, state.clock_s)
+            if found is not None and found[0] + found[2] <= at_most(self.setting.deadline_s):
+                return decision
         return None
+
+    def _next(self, state: State) -> tuple[Decision, Round | None]:
+        if state.round < len(self.policy.plan.rounds):
+            return self.policy.at(state.round + 1)
+        decision = self._fitting(state)
+        assert decision is not None  # or the run would be over
+        return decision, None
 
     def _finish(self, start: State, state: State, reason: str) -> dict[str, Any]:
         plan, problem = self.policy.plan, self.problem
@@ -222,7 +237,7 @@ class _Simulation:
     def _begin(self, state: State) -> _Begun | None:
         """The next round as the server sets it off; nothing, if no member is available any more."""
         problem, number = self.problem, state.round + 1
-        decision, predicted = self.policy.at(number, state.loss)
+        decision, predicted = self._next(state)
         version = problem.versions[decision.version]
         switch = self.switches[state.version, version.name] if version.name != state.version else None
         ready = state.clock_s + (switch.time_s if switch else 0.0)
@@ -374,7 +389,7 @@ class _Simulation:
         beyond, joined = number - len(self.policy.plan.rounds), self.policy.joined
         if beyond == 1:
             events.append(self._event("beyond_plan", number, state.clock_s, loss=state.loss))
-        if beyond >= 1 and joined is not None and self.policy.at(number, state.loss)[0] is joined:
+        if beyond >= 1 and joined is not None and self._fitting(state) is joined:
             before = self.policy.plan.rounds[-1].nodes
             if beyond == 1 or (beyond == 2 and state.members <= len(before)):
                 members = [self.problem.nodes[i].name for i in sorted(joined.used)]
