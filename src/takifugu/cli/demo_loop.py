@@ -45,8 +45,8 @@ SWITCH_S, SERVER_W = 0.2, 10.0
 and the plan with it."""
 
 RESERVE = 0.2
-"""The share of the time that is kept for what differs from the profile: devices that are slow or drop out make
-everyone wait, and training has its ups and downs. Baselines are planned with it, too."""
+"""The share of the time that is kept for what differs from the profile: devices that are slow or drop out
+make everyone wait, and training has its ups and downs. Baselines are planned with it, too."""
 
 WORLD = {"spread": 1.0, "dropout": 0.01, "slowdown": 0.03}
 """How the true fleet differs from its profile: what `takifugu run` does by default."""
