@@ -10,7 +10,7 @@ Whoever runs a baseline for real wants to know what it does even where it is bou
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -35,6 +35,7 @@ class Bench:
     best_effort: bool = False
     _known: dict[tuple[int, int], tuple[Used, RoundCost]] = field(default_factory=dict, repr=False)
     _all: dict[int, dict[int, int]] = field(default_factory=dict, repr=False)
+    _families: dict[int, families.Family | None] = field(default_factory=dict, repr=False)
 
     def cost(self, version: int, used: Used) -> RoundCost:
         """Of one round; the same team is rated once."""
@@ -53,14 +54,23 @@ class Bench:
             self._all[version] = dict(zip(who.tolist(), self.fleet.samples[who].tolist(), strict=True))
         return self._all[version]
 
-    def teams(self, version: int, most: int = 24) -> list[dict[int, int]]:
-        """Fixed teams to choose from: everyone, and good prefixes of the fleet."""
-        family = families.prefixes(self.fleet, version, np.zeros((1, self._labels)))
-        if family is None:
-            return []
+    def teams(self, version: int, most: int = 24) -> Teams | None:
+        """Fixed teams to choose from: good prefixes of the fleet, and everyone."""
+        if version not in self._families:
+            multipliers = np.zeros((1, self._labels))
+            self._families[version] = families.prefixes(self.fleet, version, multipliers)
+        if (family := self._families[version]) is None:
+            return None
         unit = float(family.energy_j.mean() / max(family.time_s.mean(), 1e-12))
         rows = families.thin(family, [0.0, unit, 10 * unit], 0.0, most // 3)
-        return [family.used(int(r)) for r in rows] + [self.everyone(version)]
+        everyone = self.everyone(version)
+        cost = self.cost(version, everyone)
+        return Teams(
+            np.append(family.time_s[rows], cost.time_s),
+            np.append(family.energy_j[rows], cost.energy_j),
+            np.append(family.share[rows], cost.share),
+            lambda place: family.used(int(rows[place])) if place < len(rows) else everyone,
+        )
 
     @cached_property
     def _labels(self) -> int:
@@ -109,6 +119,20 @@ class Bench:
         return best
 
 
+@dataclass(frozen=True)
+class Teams:
+    """What a round of each costs and gives. Who is in one is written down when it is asked for: of ten
+    thousand nodes there are thousands of teams with thousands of members."""
+
+    time_s: Floats
+    energy_j: Floats
+    share: Floats
+    used: Callable[[int], dict[int, int]]
+
+    def all(self) -> Iterator[dict[int, int]]:
+        return map(self.used, range(len(self.share)))
+
+
 class _Walk:
     """Loss and a lower estimate of the clock along decisions; the final replay is the judge."""
 
@@ -152,19 +176,19 @@ def _fixed(bench: Bench, version: int, team: Used) -> Plan | None:
     return bench.until_done(lambda *_: Decision(version, team))
 
 
-def _best_fixed(bench: Bench, version: int, teams: Sequence[Used]) -> Plan | None:
+def _best_fixed(bench: Bench, version: int, teams: Teams | None) -> Plan | None:
     """The best of the teams, each with this version to the end; all of them are followed at once."""
-    if bench.best_effort:
-        return bench.best(_fixed(bench, version, team) for team in teams)
-    teams, begin = [team for team in teams if team], _Walk(bench)
-    if not teams or not begin.switch_to(version):
+    begin = _Walk(bench)
+    if teams is None or not begin.switch_to(version):
         return None
-    problem, costs = bench.problem, bench.fleet.round_costs(version, teams)
-    rounds = _rounds_until(problem, version, begin.loss, costs.share, bench.rounds)
-    ends_s, energy_j = begin.clock + rounds * costs.time_s, begin.energy_j + rounds * costs.energy_j
+    if bench.best_effort:
+        return bench.best(_fixed(bench, version, team) for team in teams.all())
+    problem = bench.problem
+    rounds = _rounds_until(problem, version, begin.loss, teams.share, bench.rounds)
+    ends_s, energy_j = begin.clock + rounds * teams.time_s, begin.energy_j + rounds * teams.energy_j
     in_time = (rounds > 0) & (ends_s <= problem.time_limit * (1 + 1e-9))  # windows only make it later
     for place in np.flatnonzero(in_time)[np.argsort(energy_j[in_time], kind="stable")]:
-        plan = replay(problem, [Decision(version, teams[place])] * int(rounds[place]), bench.fleet)
+        plan = replay(problem, [Decision(version, teams.used(int(place)))] * int(rounds[place]), bench.fleet)
         if plan is not None and meets_limits(problem, plan):
             return plan
     return None
@@ -256,15 +280,14 @@ def greedy_loss_per_joule(bench: Bench) -> Plan | None:
 
     def plan(version: int, within_j: float) -> Plan | None:
         teams = bench.teams(version, 12)
-        if not teams:
+        if teams is None:
             return None
-        costs = bench.fleet.round_costs(version, teams)
-        share, energy = costs.share, np.maximum(costs.energy_j, 1e-300)
+        share, energy = teams.share, np.maximum(teams.energy_j, 1e-300)
         curve = bench.problem.versions[version].curve
 
         def choose(_: int, loss: float) -> Decision:
             drop = loss - curve.step(np.full(len(share), loss), share)
-            return Decision(version, teams[int(np.argmax(drop / energy))])
+            return Decision(version, teams.used(int(np.argmax(drop / energy))))
 
         return bench.until_done(choose, within_j)
 
@@ -278,13 +301,14 @@ def least_energy_for_the_data(bench: Bench) -> Plan | None:
     """FedZero-like: a fixed model; each round the least energy for a fixed amount of data."""
     start = _start(bench)
     teams = bench.teams(start)
-    if not teams:
+    if teams is None:
         return None
-    costs = bench.fleet.round_costs(start, teams)
 
     def plan(need: float) -> Plan | None:
-        able = np.flatnonzero(costs.share >= need)
-        return _fixed(bench, start, teams[able[np.argmin(costs.energy_j[able])]]) if len(able) else None
+        able = np.flatnonzero(teams.share >= need)
+        if not len(able):
+            return None
+        return _fixed(bench, start, teams.used(int(able[np.argmin(teams.energy_j[able])])))
 
     return bench.best(plan(need) for need in (0.25, 0.5, 0.75, 0.9))
 

@@ -24,9 +24,6 @@ Used = Mapping[int, int]
 _MOST_COMMON = 64
 """Windows that a set of nodes may share before it is looked at on its own."""
 
-_TEAMS_AT_ONCE = 64
-"""Rows of all nodes that are held in memory: a fleet may have ten thousand of them."""
-
 
 @dataclass(frozen=True)
 class VersionCosts:
@@ -57,14 +54,6 @@ class RoundCost:
     energy_j: float
     share: float
     """Effective samples over all samples of the fleet, q/Q."""
-
-
-class RoundCosts(NamedTuple):
-    """Of many teams."""
-
-    time_s: Floats
-    energy_j: Floats
-    share: Floats
 
 
 @dataclass(frozen=True)
@@ -145,21 +134,6 @@ class Fleet:
             float(joules.sum()) + self.problem.overhead_j,
             float(self.shares(row)),
         )
-
-    def round_costs(self, version: int, teams: Sequence[Used]) -> RoundCosts:
-        """The same for many teams at once; none of them is empty."""
-        costs, parts = self.by_version[version], []
-        for first in range(0, len(teams), _TEAMS_AT_ONCE):
-            some = teams[first : first + _TEAMS_AT_ONCE]
-            used = np.zeros((len(some), len(self.samples)))
-            for row, team in enumerate(some):
-                used[row, list(team)] = list(team.values())
-            times = np.where(used > 0, costs.fixed_s + costs.sample_s * used, 0.0)
-            slowest = times.max(axis=1, keepdims=True)
-            joules = costs.fixed_j + costs.sample_j * used + self.idle_w * (slowest - times)
-            parts.append((slowest[:, 0], np.where(used > 0, joules, 0.0).sum(axis=1), self.shares(used)))
-        time_s, energy_j, share = (np.concatenate(column) for column in zip(*parts, strict=True))
-        return RoundCosts(time_s + self.problem.overhead_s, energy_j + self.problem.overhead_j, share)
 
     def common_windows(self, who: Iterable[int]) -> tuple[Window, ...] | None:
         """Stretches of time that lie within one window of every member; nothing: no limit."""
