@@ -119,6 +119,9 @@ def test_a_run_may_have_until_later_than_planned(capsys, easy: Path, plan: Path,
         )
         found[out] = json.loads(text)["results"]["plan"]
         assert ("--deadline 60" in json.loads((folder / "run.json").read_text())["command"]) == bool(more)
+    plain = tmp_path / "tight" / "plan.json"  # without --deadline it would be judged by another one
+    code, _, err = takifugu(capsys, "run", plain, "--out", tmp_path / "long", *slow, "--resume")
+    assert (code, "another target" in err) == (Exit.USAGE, True)
     assert found["long"]["reached"]
     assert found["long"]["time_s"] > 1.0001 * time_s
     assert found["long"]["deadline_met"]

@@ -92,7 +92,7 @@ class RunFolder:
         return cls(path, header)
 
     def check_same(self, header: Mapping[str, Any]) -> None:
-        """Refuses to go on with another problem, plan, seed or world than the run began with."""
+        """Refuses to go on with another problem, plan, seed, world or deadline than the run began with."""
         same = (
             "problem_sha256",
             "plan_sha256",
@@ -101,6 +101,7 @@ class RunFolder:
             "averaging",
             "weights",
             "world",
+            "target",
             "versions",
         )
         for key in same:

@@ -252,7 +252,17 @@ class _Simulation:
         }
         absent = tuple(problem.nodes[place].name for place in sorted(set(decision.used) - set(used)))
         return _Begun(
-            number, version.name, switch, predicted, ready, start, planned_s, members, outcomes, absent
+            number,
+            decision,
+            version.name,
+            switch,
+            predicted,
+            ready,
+            start,
+            planned_s,
+            members,
+            outcomes,
+            absent,
         )
 
     def _round(self, state: State) -> tuple[State, str | None]:
@@ -389,7 +399,7 @@ class _Simulation:
         beyond, joined = number - len(self.policy.plan.rounds), self.policy.joined
         if beyond == 1:
             events.append(self._event("beyond_plan", number, state.clock_s, loss=state.loss))
-        if beyond >= 1 and joined is not None and self._fitting(state) is joined:
+        if joined is not None and begun.decision is joined:
             before = self.policy.plan.rounds[-1].nodes
             if beyond == 1 or (beyond == 2 and state.members <= len(before)):
                 members = [self.problem.nodes[i].name for i in sorted(joined.used)]
@@ -419,6 +429,7 @@ class _Begun:
     """A round that has been set off: who takes part, and what will become of them."""
 
     number: int
+    decision: Decision
     version: str
     switch: Switch | None
     predicted: Round | None
