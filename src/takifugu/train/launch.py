@@ -26,7 +26,7 @@ _SAVING_S = 300
 
 def launch(arguments: Sequence[str], workers: int) -> int:
     """Runs `takifugu ARGUMENTS` in so many processes; returns the exit code."""
-    from torch.distributed.elastic.multiprocessing import SignalException
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -46,6 +46,7 @@ def launch(arguments: Sequence[str], workers: int) -> int:
             rdzv_endpoint="localhost:0",
             max_restarts=RESTARTS,
             shutdown_timeout=_SAVING_S,
+            logs_specs=DefaultLogsSpecs(log_dir=aside),  # or it leaves a folder behind for every run
         )
         try:
             elastic_launch(config, sys.executable)("-m", "takifugu", *arguments)
