@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -68,6 +68,30 @@ class Guide:
             fewest = np.ceil(self.least_rounds.at(version, loss) * (1 - 1e-9) - 1e-9)
             late = late | (rounds_done + fewest > self.rounds_limit)
         return np.asarray(late)
+
+
+@dataclass(frozen=True)
+class PhasedGuide(Guide):
+    """The same where nodes come and go: potentials by phase, of which only its own time is left."""
+
+    phases: tuple[tuple[float, float, Guide], ...] = ()
+    """When each ends, how many seconds more its potentials charge, and they themselves"""
+
+    def energy_to_go(
+        self, version: int, loss: Floats, clock: Floats, rounds_done: int | Ints, caution: float = 0.0
+    ) -> Floats:
+        loss, clock, rounds = np.broadcast_arrays(loss, clock, rounds_done)
+        ends = np.array([end for end, *_ in self.phases])
+        which = np.minimum(np.searchsorted(ends, clock, side="right"), len(ends) - 1)
+        found = np.zeros(loss.shape)
+        for k in np.unique(which):
+            end, over_s, guide = self.phases[int(k)]
+            here = which == k
+            # What is held back of a phase is not handed on to the next one; what is charged on top is not.
+            until = end + over_s / (1.0 - caution)
+            at_end = replace(guide, time_limit=until)
+            found[here] = at_end.energy_to_go(version, loss[here], clock[here], rounds[here], caution)
+        return found
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,12 @@ docs/decisions/104-whole-rounds.md has the proof; names follow it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from takifugu.plan.certificate_grid import fine_grid, step_points, steps_in, that_matter
+from takifugu.plan.certificate_grid import bends, fine_grid, step_points, steps_in, that_matter
 from takifugu.plan.curves import Floats, SmoothCurve
 from takifugu.plan.potentials import ROUNDING, Prices
 from takifugu.plan.values import Arrivals, Charges, Terrain, Values, charges, merged, thinned, walk_up
@@ -37,17 +37,26 @@ _LOST = 0.002
 """Where a repair takes more than this part of a value, its steps are given points of their own; so often."""
 
 
+@dataclass(frozen=True)
+class Later:
+    """What is left to pay if one waits for the next phase."""
+
+    grids: tuple[Floats, ...]
+    """[version]"""
+    bounds: tuple[tuple[Floats, ...], ...]
+    """[version]: each holds, and is linear between grid points"""
+
+
 def certify(
     terrain: Terrain,
     estimate: Values,
     price: int,
     most_j: float,
     cells: Sequence[int],
-    later: Values | None = None,
+    later: Later | None = None,
 ) -> Values:
     """A lower bound on what is left to pay, from one of the estimate's prices. `cells`: how finely each
-    version is looked at; values above `most_j` are of no interest and capped. `later`: certified values of
-    the phase that one may also wait for."""
+    version is looked at; values above `most_j` are of no interest and capped. `later`: the next phase."""
     prices = estimate.prices[price]
     versions = len(terrain.offers)
     grids = [terrain.grid] * versions
@@ -65,18 +74,22 @@ def certify(
         close = _closely(terrain, v, full, coarse, rough)
         close_look = v in matter
         grid = fine_grid(terrain, curve, rough, coarse, cells[v] if close_look else cells[v] // 4)
-        exits = list(_likely_exits(terrain, v, estimate, price, later))
+        known = {
+            t: _Exit(0.0, 0.0, grids[t], _round_first(ways[t], value[t])) for t in ways if t not in matter
+        }
+        exits = list(_likely_exits(terrain, v, estimate, price, later, known))
         steps = [
             steps_in(grids[target], value[target], _STEP * float(close.at_high.min())) - switch.loss_jump
             for source, target, switch in terrain.switches
             if source == v and target in ways
         ]
         if later is not None:
-            steps.append(steps_in(later.grids[v], later.value[v][0], _STEP * float(close.at_high.min())))
+            steps.append(bends(later.grids[v], np.maximum.reduce(later.bounds[v]), grid))
         grid = np.unique(np.concatenate([grid, *(x[(x > grid[0]) & (x < grid[-1])] for x in steps)]))
         highest = -np.inf
         for look in range(1 + _LOOKS):
             limit = np.minimum.reduce([np.full(len(grid), np.inf), *(x.left(grid) for x in exits)])
+            limit = np.minimum.accumulate(limit[::-1])[::-1]  # values never fall with the loss
             way = _Rounds.of(curve, grid, close, offers.exact)
             guess = walk_up(way.arrivals, close.left[None, :], close.at_high[None, :], limit[None, :], cap)[0]
             ratio, sound = gains(way, guess), guess
@@ -130,15 +143,22 @@ class _Exit:
 
 
 def _likely_exits(
-    terrain: Terrain, version: int, estimate: Values, price: int, later: Values | None
+    terrain: Terrain,
+    version: int,
+    estimate: Values,
+    price: int,
+    later: Later | None,
+    known: Mapping[int, _Exit],
 ) -> Iterator[_Exit]:
-    """Exits, to other versions by the estimate: for guesses. `_switched` proves what has to be proven."""
+    """Exits, to other versions by the estimate or as they are known: for guesses. `_switched` proves what has
+    to be proven."""
     if later is not None:
-        yield _Exit(0.0, 0.0, later.grids[version], (later.value[version][0],))
+        yield _Exit(0.0, 0.0, later.grids[version], later.bounds[version])
     for source, target, switch in terrain.switches:
         if source == version and terrain.usable[target]:
             fee, after = estimate.prices[price].fee(switch), estimate.after_switch[target][price]
-            yield _Exit(fee, switch.loss_jump, estimate.grids[target], (after,))
+            there = known.get(target, _Exit(0.0, 0.0, estimate.grids[target], (after,)))
+            yield replace(there, fee=fee, jump=switch.loss_jump)
 
 
 @dataclass(frozen=True)
@@ -325,12 +345,12 @@ class _Exits:
     grids: list[Floats]
     value: list[Floats]
     ways: dict[int, _Rounds]
-    later: Values | None
+    later: Later | None
 
     def of(self, version: int, after: Mapping[int, tuple[Floats, ...]]) -> Iterator[_Exit]:
         """`after`: bounds on a round of each version and what is left then."""
         if self.later is not None:
-            yield _Exit(0.0, 0.0, self.later.grids[version], (self.later.value[version][0],))
+            yield _Exit(0.0, 0.0, self.later.grids[version], self.later.bounds[version])
         for source, target, switch in self.terrain.switches:
             if source == version and target in self.ways:
                 yield _Exit(self.prices.fee(switch), switch.loss_jump, self.grids[target], after[target])

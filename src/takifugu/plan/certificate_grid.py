@@ -19,6 +19,8 @@ _HARDLY = 0.02
 """A switch matters if it raises what is left to pay by no more than this, somewhere."""
 _NARROW = 1e-6
 """Pairs of points are this close together, as a part of all losses."""
+_BENDS, _BENT = 6, 1e-6
+"""Lines may lie above another phase's values by this part of them; points are added so often."""
 _TOO_MUCH = 1.003
 """Cells from which a round gains this much more than it costs have a step in them."""
 
@@ -93,3 +95,19 @@ def steps_in(grid: Floats, value: Floats, least_j: float) -> Floats:
     step = (np.diff(grid) < _NARROW * (grid[-1] - grid[0])) & (np.diff(value) >= least_j)
     low = np.flatnonzero(step)
     return np.concatenate([grid[low], grid[low + 1]])
+
+
+def bends(points: Floats, value: Floats, grid: Floats) -> Floats:
+    """Points of a function (of another phase) without which lines between those of the grid would lie above
+    it: the worst of each cell, again and again."""
+    known = grid
+    for _ in range(_BENDS):
+        over = np.interp(points, known, np.interp(known, points, value)) - value
+        cell = np.searchsorted(known, points, side="right")
+        worst = np.zeros(len(known) + 1)
+        np.maximum.at(worst, cell, over)
+        more = points[(over > _BENT * float(value[-1])) & (over >= worst[cell])]
+        if not len(more):
+            break
+        known = np.union1d(known, more)
+    return np.setdiff1d(known, grid)

@@ -1,231 +1,131 @@
-"""Prices of time by phase, and of rounds, at which the bound is highest.
+"""Which phases, and which prices of time and rounds in them, make a bound by phases high.
 
-The bound is concave in the prices, and how much time the cheapest path spends in each phase, less what there
-is, is its slope. A few such slopes, and a linear program over them, say where to look next.
+Any are valid. Phases are cut in a few ways, and the estimate says which is best. Prices are those that suit
+a plan: where it is when a phase begins, give or take a few rounds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import linprog
+from numpy.typing import NDArray
 
 from takifugu.plan.curves import Floats
-from takifugu.plan.phases import PhasedTerrain, PhasePrices
+from takifugu.plan.phases import Focus, Mask, PhasedTerrain, Phases
+from takifugu.plan.plan import Plan
 from takifugu.plan.potentials import Prices
-from takifugu.plan.problem import Switch
+from takifugu.plan.problem import Problem
+from takifugu.plan.relaxation import Offers
 from takifugu.plan.values import Values
 
-_MOST_ROUNDS = 600
-_TIE = 1e-3
-"""Where two phases are as good as each other but for this, the clock decides."""
-_DEARER = (0.02, 0.1, 0.4)
-"""How much more, in parts, time may be worth in good phases than it is in all of them together."""
-_ABOVE = 0.01
-"""How much above what a phase's best round is worth its price is set."""
-_IN_VAIN = 8
-"""After so many steps that gained nothing there is nothing to gain."""
-_FIRST_STEP, _LAST_STEP = 0.4, 0.01
-"""How far prices may move at once, relative to what they are."""
+_DEARER_ROUNDS = (1.0, 1.2, 1.45)
+"""Where rounds have a price: how much more they may be worth when nodes come and go."""
+_ASIDE = 4
+"""As many of its rounds a plan may be ahead or late when a phase begins: the losses that matter there."""
+_FAR = (0.25, 0.5)
+"""Strong rounds lead to losses that the plan reaches later: after these parts of its rounds to come."""
+
+
+def spread(rates: Iterable[float], per_round: float) -> list[Prices]:
+    """Prices at these rates per second; rounds, where they have a price, at a few of theirs."""
+    rounds = [per_round * f for f in _DEARER_ROUNDS] if per_round else [0.0]
+    rates = sorted({0.0, *map(float, rates)})
+    return [Prices(rate, price) for price in rounds for rate in rates]
+
+
+Cut = tuple[float, float]
+"""How long a round may be, and how short a phase (`Phases.of`)"""
+
+
+def best_cut(
+    problem: Problem,
+    offers: Sequence[Offers | None],
+    rounds: Callable[[Mask], Sequence[Offers | None]],
+    most: int,
+    cuts: Sequence[Cut],
+    prices: Sequence[Prices],
+    check: Callable[[], None],
+) -> Cut:
+    """The one with the highest estimate, looked at roughly; of equals the first."""
+    some = prices[:: max(len(prices) // 8, 1)]
+    heights = []
+    for cut in cuts:
+        terrain = PhasedTerrain(Phases.of(problem, rounds, most, *cut), offers, some, 100, check)
+        heights.append(terrain.estimate_j(terrain.estimate()))
+    return cuts[int(np.argmax(heights))]
 
 
 @dataclass(frozen=True)
-class _Slope:
-    height_j: float
-    at: Floats
-    slope: Floats
+class Way:
+    """Where a plan is when: near there bounds have to be good."""
 
-    def row(self) -> tuple[Floats, float]:
-        """height <= this one's + slope * (prices - its prices), as a row of a linear program."""
-        return np.append(-self.slope, 1.0), self.height_j - float(self.slope @ self.at)
+    terrain: PhasedTerrain
+    values: Sequence[Values]
+    version: tuple[int, ...]
+    """[phase]: when it begins"""
+    near: tuple[Floats, ...]
+    """[phase]: losses around the plan's when it begins"""
+    far: tuple[Floats, ...]
+    """[phase]: some that it reaches later"""
 
+    @classmethod
+    def of(cls, terrain: PhasedTerrain, values: Sequence[Values], plan: Plan) -> Way:
+        problem = terrain.problem
+        index = problem.version_index
+        versions = [index[problem.start_version], *(index[r.version] for r in plan.rounds)]
+        losses = np.array([problem.start_loss, *(r.loss for r in plan.rounds)])
+        ends = np.array([problem.start_time_s, *(r.start_s + r.time_s for r in plan.rounds)])
+        last, version, near, far = len(losses) - 1, [], [], []
+        aside = min(_ASIDE, 1 + last // 20)
+        for begin in terrain.phases.bounds[:-1]:
+            place = max(int(np.searchsorted(ends, begin, side="right")) - 1, 0)
+            beside = np.clip(np.arange(place - aside, place + aside + 1), 0, last)
+            version.append(versions[place])
+            near.append(np.unique(losses[beside]))
+            far.append(losses[[place + round(part * (last - place)) for part in _FAR]])
+        return cls(terrain, values, tuple(version), tuple(near), tuple(far))
 
-def best_prices(terrain: PhasedTerrain, first: Prices, energy_j: float) -> tuple[PhasePrices, float]:
-    """The best prices found, beginning with the best single one for all phases, and by how much they raise
-    its estimate. `energy_j`: about what a plan needs."""
-    span_s = float(terrain.phases.lengths_s.sum())
-    unit_s = max(first.per_second, 0.05 * energy_j / max(span_s, 1e-12))
-    tried = [PhasePrices(np.full(len(terrain.phases), first.per_second), first.per_round)]
-    tried += [equalised(terrain, Prices(first.per_second + f * unit_s, first.per_round)) for f in _DEARER]
-    heights = terrain.from_start(terrain.estimate(tried), tried)
-    best, height = climb(terrain, tried[int(heights.argmax())], energy_j)
-    return best, height / max(float(heights[0]), 1e-300)
+    def focus(self) -> list[Focus]:
+        """[phase]: the best prices near the plan and all between them (to go on at the same price costs
+        nothing), and those further on; losses from those further on to where the phase before began."""
+        found = []
+        for phase, (near, far) in enumerate(zip(self.near, self.far, strict=True)):
+            best = self._best(phase, near)
+            prices = {*range(int(best.min()), int(best.max()) + 1), *self._best(phase, far).tolist()}
+            before = self.near[max(phase - 1, 0)]
+            losses = (float(far.min()), float(before.max()))
+            found.append(Focus(tuple(sorted(prices)), losses))
+        return found
 
+    def few(self, count: int) -> list[Prices]:
+        """About as many prices as that, where the best ones are, those next to them, and some in the middle:
+        the plan may not be where it should be."""
+        rates = np.unique(self.terrain.rates)
+        near = np.concatenate([self._best(k, loss) for k, loss in enumerate(self.near)])
+        far = np.concatenate([self._best(k, loss) for k, loss in enumerate(self.far)])
+        found = {0.0, *rates[[len(rates) // 4, len(rates) // 2, 3 * len(rates) // 4]].tolist()}
+        for some, number in ((near, count), (far, 3)):
+            used = self.terrain.rates[some]
+            found |= set(np.quantile(used, np.linspace(0.0, 1.0, number), method="nearest").tolist())
+        used = self.terrain.rates[near]
+        beside = np.searchsorted(rates, [used.min(), used.max()]) + np.array([-1, 1])
+        found |= set(rates[np.clip(beside, 0, len(rates) - 1)].tolist())
+        return [Prices(float(rate), self.terrain.prices[near[0]].per_round) for rate in sorted(found)]
 
-def equalised(terrain: PhasedTerrain, good: Prices) -> PhasePrices:
-    """A price for phases in which everything goes well, and for others as much less as makes up for what is
-    missing in them: walking along, the price at which the best round of the moment is just worth its time. (A
-    little above it costs little; a little below, and everything would be done in that phase.)"""
-    phases, problem = terrain.phases, terrain.problem
-    prices = PhasePrices(np.full(len(phases), good.per_second), good.per_round)
-    values = terrain.estimate([prices])
-    menu = _Menu(terrain, prices)
-    version, loss, clock = problem.version_index[problem.start_version], problem.start_loss, phases.bounds[0]
-    worth: list[list[float]] = [[] for _ in range(len(phases))]
-    for _ in range(_MOST_ROUNDS):
-        phase = int(np.searchsorted(phases.bounds, clock, side="right")) - 1
-        if loss <= problem.loss_limit or phase >= len(phases):
-            break
-        found = menu.most_worth(values[phase], phase, version, loss)
-        if found is None:
-            worth[phase].append(0.0)
-            clock = phases.bounds[phase + 1]
-            continue
-        per_second, version, loss, took = found
-        worth[phase].append(per_second)
-        clock += took
-    seen = np.array([max(row, default=np.inf) * (1.0 + _ABOVE) for row in worth])
-    seen = np.where(seen > (1.0 - 3 * _ABOVE) * good.per_second, good.per_second, seen)
-    return PhasePrices(seen, good.per_round)
+    def _best(self, phase: int, loss: Floats) -> NDArray[np.int64]:
+        return np.asarray(self._worth(phase, loss).argmax(axis=0))
 
-
-def climb(
-    terrain: PhasedTerrain, first: PhasePrices, energy_j: float, steps: int = 24
-) -> tuple[PhasePrices, float]:
-    """The best prices found in so many steps from the first ones, and the estimate there."""
-    phases, cap = terrain.phases, terrain.problem.max_rounds or 0
-    span_s = float(phases.lengths_s.sum())
-    unit_s = max(float(first.per_second.max()), 0.05 * energy_j / max(span_s, 1e-12))
-    unit_r = max(first.per_round, 0.02 * energy_j / max(cap, 1))
-    units = np.append(np.full(len(phases), unit_s), unit_r)
-    at = np.append(first.per_second, first.per_round) / units
-    best, highest, reach, known = at, -np.inf, _FIRST_STEP, list[_Slope]()
-    for number in range(steps):
-        prices = PhasePrices(at[:-1] * unit_s, float(at[-1] * unit_r))
-        values = terrain.estimate([prices])
-        height = float(terrain.from_start(values, [prices])[0])
-        path = cheapest_path(terrain, values, prices)
-        used = np.append(path.seconds - phases.lengths_s, path.rounds - cap)
-        known.append(_Slope(height, at, used * units))
-        if height > highest:
-            best, highest = at, height
-        else:
-            reach *= 0.75
-        if reach < _LAST_STEP or (number == _IN_VAIN and highest == known[0].height_j):
-            break
-        low = np.maximum(best * (1 - reach) - 0.1 * reach, 0.0)
-        high = best * (1 + reach) + 0.2 * reach
-        if not cap:
-            high[-1] = 0.0
-        rows, limits = zip(*(s.row() for s in known), strict=True)
-        answer = linprog(
-            np.append(np.zeros(len(at)), -1.0),
-            A_ub=np.array(rows),
-            b_ub=np.array(limits),
-            bounds=[*zip(low, high, strict=True), (None, None)],
-        )
-        if answer.status != 0:
-            break
-        at = np.asarray(answer.x[:-1])
-    return PhasePrices(best[:-1] * unit_s, float(best[-1] * unit_r)), highest
-
-
-@dataclass(frozen=True)
-class Path:
-    seconds: Floats
-    """[phase]: spent by rounds that begin in it"""
-    rounds: int
-
-
-def cheapest_path(terrain: PhasedTerrain, values: Sequence[Values], prices: PhasePrices) -> Path:
-    """What the values lead to, on relaxed rounds: no plan, but a slope of the bound."""
-    phases, problem = terrain.phases, terrain.problem
-    menu = _Menu(terrain, prices)
-    version, loss = problem.version_index[problem.start_version], problem.start_loss
-    phase, clock, rounds, seconds = 0, problem.start_time_s, 0, np.zeros(len(phases))
-    while loss > problem.loss_limit and rounds < _MOST_ROUNDS:
-        here = _left(values[phase], version, loss)
-        while phase + 1 < len(phases) and clock >= phases.bounds[phase + 1]:
-            later = _left(values[phase + 1], version, loss)
-            if later > here * (1 + _TIE):
-                break
-            phase, here = phase + 1, later
-        best = None
-        for k in range(phase, len(phases)):
-            if k > phase and _left(values[k], version, loss) > here * (1 + 1e-6):
-                break
-            found = menu.best(values[k], k, version, loss, here)
-            if found is not None and (best is None or found[0] < best[0] - _TIE):
-                best = (*found, k)
-        if best is None:
-            break
-        _, version, loss, took, phase = best
-        seconds[phase] += took
-        clock = max(clock, float(phases.bounds[phase])) + took
-        rounds += 1
-    return Path(seconds, rounds)
-
-
-def _left(values: Values, version: int, loss: float) -> float:
-    return float(values.at(version, np.array([loss]))[0])
-
-
-class _Menu:
-    """The cheapest relaxed round of each share, by phase and version."""
-
-    def __init__(self, terrain: PhasedTerrain, prices: PhasePrices) -> None:
-        self.terrain = terrain
-        self.rows = [prices.of(k) for k in range(len(terrain.phases))]
-        self._known: dict[tuple[int, int], tuple[Floats, Floats, Floats]] = {}
-
-    def best(
-        self, values: Values, phase: int, version: int, loss: float, here: float
-    ) -> tuple[float, int, float, float] | None:
-        """Its cost per gain, version, loss after it, and time."""
-        best = None
-        for target, switch in self._ways(phase, version):
-            fee = 0.0 if switch is None else self.rows[phase].fee(switch)
-            time_s, jump = (0.0, 0.0) if switch is None else (switch.time_s, switch.loss_jump)
-            share, cost, took = self._rounds(phase, target)
-            after = self.terrain.problem.versions[target].curve.step(np.asarray(loss + jump), share)
-            gain = here - values.at(target, after)
-            with np.errstate(divide="ignore", invalid="ignore"):
-                ratio = np.where(gain > 0.0, (cost + fee) / gain, np.inf)
-            k = int(ratio.argmin())
-            if np.isfinite(ratio[k]) and (best is None or ratio[k] < best[0]):
-                best = (float(ratio[k]), target, float(after[k]), float(took[k]) + time_s)
-        return best
-
-    def most_worth(
-        self, values: Values, phase: int, version: int, loss: float
-    ) -> tuple[float, int, float, float] | None:
-        """The round that is worth the most per second: that worth, its version, loss after it, and time."""
-        here, best = _left(values, version, loss), None
-        for target, switch in self._ways(phase, version):
-            energy_j, time_s, jump = (
-                (0.0, 0.0, 0.0) if switch is None else (switch.energy_j, switch.time_s, switch.loss_jump)
-            )
-            share, cost, took = self._rounds(phase, target)
-            after = self.terrain.problem.versions[target].curve.step(np.asarray(loss + jump), share)
-            # The menu's cost has its time in it, at the phase's price.
-            joules = cost - self.rows[phase].per_second * took + energy_j
-            worth = (here - values.at(target, after) - joules) / (took + time_s)
-            worth = np.where(np.isfinite(worth) & (after < loss + jump), worth, -np.inf)
-            k = int(worth.argmax())
-            if worth[k] > (0.0 if best is None else best[0]):
-                best = (float(worth[k]), target, float(after[k]), float(took[k]) + time_s)
-        return best
-
-    def _ways(self, phase: int, version: int) -> Iterator[tuple[int, Switch | None]]:
-        """To stay, and to switch."""
-        terrain = self.terrain.terrains[phase]
-        if terrain.usable[version]:
-            yield version, None
-        for source, target, switch in terrain.switches:
-            if source == version and terrain.usable[target]:
-                yield target, switch
-
-    def _rounds(self, phase: int, version: int) -> tuple[Floats, Floats, Floats]:
-        if (phase, version) not in self._known:
-            offers, prices = self.terrain.terrains[phase].offers[version], self.rows[phase]
-            assert offers is not None
-            cost = offers.tangent_j + prices.per_second * offers.time_s[:, None]
-            which = cost.argmin(axis=0)
-            self._known[phase, version] = (
-                offers.share,
-                cost.min(axis=0) + prices.per_round,
-                offers.time_s[which],
-            )
-        return self._known[phase, version]
+    def _worth(self, phase: int, loss: Floats) -> Floats:
+        """[price, loss]: when the phase begins. Only prices at which rounds cost what is best from the
+        start."""
+        problem, prices = self.terrain.problem, self.terrain.prices
+        rows = [self.values[phase].at(self.version[phase], loss, k) for k in range(len(prices))]
+        worth = np.array(rows) - self.terrain.held(phase)[:, None]
+        per_round = np.array([p.per_round for p in prices])
+        if phase == 0:
+            worth = worth - (per_round * (problem.max_rounds or 0))[:, None]
+            return np.where((per_round == per_round[worth[:, -1].argmax()])[:, None], worth, -np.inf)
+        first = self._worth(0, np.array([problem.start_loss])).argmax()
+        return np.where((per_round == per_round[first])[:, None], worth, -np.inf)

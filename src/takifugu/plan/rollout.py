@@ -2,11 +2,13 @@
 
 Values are known at several prices. At each round the price counts that suits what is left of the time and
 of the rounds: the one with the highest bound for the rest of the way. So a plan that falls behind pays
-more for speed, and one that is ahead saves energy.
+more for speed, and one that is ahead saves energy. Where nodes come and go, values may be those of the phase
+that the plan is in; then it is the phase's own time that is left.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -83,9 +85,12 @@ class Guideposts:
     problem: Problem
     families: Sequence[Family | None]
     values: Values
+    """Of the phase that a plan is in, where there are phases"""
     attendance: Attendance | None = None
     """Who is there when; nothing: everybody, always."""
     check: Callable[[], None] = lambda: None
+    phases: Sequence[tuple[float, float, Values]] = ()
+    """When each ends, how many seconds more its values charge, and they themselves"""
     _menus: dict[tuple[int, int], Menu] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
@@ -99,18 +104,27 @@ class Guideposts:
         self._per_round = np.array([p.per_round for p in self.values.prices])
         self._capped = bool(self._per_round.any())
 
-    def follow(self, deadline_s: float, most_rounds: float) -> Trail | None:
-        """The plan that the values lead to; nothing if it gets stuck or late."""
+    def follow(self, caution: float = 0.0) -> Trail | None:
+        """The plan that the values lead to; nothing if it gets stuck or late. `caution`: the part of the
+        time and of the round cap that it holds back when it chooses its prices."""
         problem = self.problem
         version, loss = problem.version_index[problem.start_version], problem.start_loss
         energy, clock = 0.0, problem.start_time_s
+        deadline_s = clock + (problem.time_limit - clock) * (1.0 - caution)
+        most_rounds = np.inf if problem.max_rounds is None else problem.max_rounds * (1.0 - caution)
         steps: list[_Round] = []
         while loss > problem.loss_limit:
             if len(steps) >= min(problem.max_rounds or _MOST_ROUNDS, _MOST_ROUNDS):
                 return None
             if self.attendance is not None:
                 self.check()
-            price = self._price(version, loss, deadline_s - clock, most_rounds - len(steps))
+            seconds = deadline_s - clock
+            if self.phases:
+                ends = [end for end, *_ in self.phases]
+                end, over_s, self.values = self.phases[min(bisect_right(ends, clock), len(ends) - 1)]
+                # What is held back of a phase is not handed on to the next one.
+                seconds = (end - clock) * (1.0 - caution) + over_s
+            price = self._price(version, loss, seconds, most_rounds - len(steps))
             best = self._best(version, loss, clock, price)
             if best is None or best.end_s > problem.time_limit:
                 return None

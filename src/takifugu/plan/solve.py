@@ -10,21 +10,22 @@ time limit, so the same problem gives the same plan.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from takifugu.errors import UsageError
 from takifugu.plan import relaxation
 from takifugu.plan.baselines import run_baselines
+from takifugu.plan.bounds import Guide
 from takifugu.plan.certificate import certify
 from takifugu.plan.curves import Floats
 from takifugu.plan.options import Options
 from takifugu.plan.parts import Parts
-from takifugu.plan.phase_prices import best_prices
+from takifugu.plan.phase_prices import Cut, Way, best_cut, spread
 from takifugu.plan.phases import PhasedTerrain, Phases
 from takifugu.plan.plan import FORMAT, Decision, Plan, meets_limits, replay
 from takifugu.plan.polish import polish
@@ -38,7 +39,7 @@ from takifugu.plan.rollout import Guideposts, Trail
 from takifugu.plan.search import OutOfTime, Search
 from takifugu.plan.sweep import Sweep
 from takifugu.plan.tidy import tidied
-from takifugu.plan.values import Terrain
+from takifugu.plan.values import Terrain, Values
 
 OPTIMAL_GAP = 1e-9
 CAUTION = (0.0, 0.0003, 0.0006, 0.001, 0.002, 0.003, 0.005, 0.008, 0.012, 0.02, 0.04, 0.08)
@@ -46,16 +47,30 @@ CAUTION = (0.0, 0.0003, 0.0006, 0.001, 0.002, 0.003, 0.005, 0.008, 0.012, 0.02, 
 ENOUGH = 1.001
 """A plan this close to the estimate of the least energy is not improved by more caution."""
 LARGE_FLEET = 2000
-PHASES = 16
-"""Phases of time in a bound, where nodes come and go."""
-PHASES_GAIN = 1.002
-"""By how much they must raise the estimate of the least energy to be worth a certificate."""
 CLEARLY = 0.6
 """Within this part of the tolerance of the estimate, a plan is left as it is until the proof is better."""
 PASSES = ((300, 400, 800), (700, 1000, 1600))
 FINEST = 2200
 """Losses of an estimate, of a certificate, and shares: the second pass looks closer. A third certificate, as
 fine as that, follows where the estimate says that it will do."""
+SWEEP, WIDE_SWEEP = (300, 8, 0.003), (600, 24, 0.003)
+"""Buckets, labels in each, and what a sweep holds back."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """How closely time in phases is looked at, where nodes come and go."""
+
+    phases: int
+    rates: int
+    """Prices of a second, to look at"""
+    few: int
+    """and about how many of them to prove"""
+    sweep: tuple[int, int, float]
+    cells: int
+
+
+LOOKS = (Look(12, 13, 6, SWEEP, 600), Look(14, 25, 7, WIDE_SWEEP, 1000))
 SMALL_ROWS = 20_000
 """Most rows (node sets, all versions) for which the exact search is tried first."""
 
@@ -153,8 +168,9 @@ class Solver(Parts):
         self.rungs: list[str] = []
         self.infeasible = False
         self.thorough = True
-        self.phases_help = True
         self.simple_tried = False
+        self.by_phases = False
+        """Whether that bound is the better one"""
         self.reached: Reached | None = None
 
     def _in_time(self) -> None:
@@ -242,15 +258,18 @@ class Solver(Parts):
             if self.plan is not None and not self.thorough:
                 self._certify(terrain, priced, fine // 2)
                 return True
-            self._certify(terrain, priced, fine)
+            if not self.by_phases:
+                self._certify(terrain, priced, fine)
+            if not self._good() and self.attendance is not None:
+                self._in_phases(priced, number)
             if self._good():
                 return True
-            if self._promising(priced, CLEARLY) or (large and self.plan is not None):
+            if self.by_phases or self._promising(priced, CLEARLY) or (large and self.plan is not None):
                 continue  # the proof is at fault: a closer look (and sweeps are slow on large fleets)
-            width = (600, 24, 0.003) if number else (300, 8, 0.003)
-            self._sweeps(self.family_options(10), (width,), terrain, priced)
-            if not self._good() and self.attendance is not None:
-                self._certify_phases(priced, fine)
+            width = WIDE_SWEEP if number else SWEEP
+            rows = priced.values.potentials()
+            along = (replace(self.limits, potentials=rows), rows[priced.best])
+            self._sweeps(self.family_options(10), (width,), along)
             if self._good():
                 return True
         if large or not self._promising(priced, 1.0):
@@ -259,17 +278,15 @@ class Solver(Parts):
         self._certify(finer, prices_at(finer, priced.values.prices[priced.best]), FINEST)
         return self._good()
 
-    def _follow(self, priced: Priced) -> None:
+    def _follow(self, priced: Priced, phases: Sequence[tuple[float, float, Values]] = ()) -> None:
         """Plans along the values, the deadline and the round cap held back more and more."""
-        problem = self.problem
-        posts = Guideposts(problem, self.families, priced.values, self.attendance, self.check)
-        span = problem.time_limit - problem.start_time_s
-        rounds = np.inf if problem.max_rounds is None else float(problem.max_rounds)
+        values = priced.values
+        posts = Guideposts(self.problem, self.families, values, self.attendance, self.check, phases)
         best: Trail | None = None
         try:
             for caution in CAUTION:
                 self.check()
-                trail = posts.follow(problem.start_time_s + span * (1 - caution), rounds * (1 - caution))
+                trail = posts.follow(caution)
                 if trail is not None and (best is None or trail.energy_j < best.energy_j):
                     best = trail
                 if best is not None and best.energy_j <= priced.energy_j * ENOUGH:
@@ -290,24 +307,53 @@ class Solver(Parts):
         found = certify(terrain, priced.values, priced.best, 1.3 * (known + limits), fine)
         self._raise_bound(float(found.from_start(problem)[0]), "whole-round bound")
 
-    def _certify_phases(self, priced: Priced, cells: int) -> None:
-        """The same with time in phases: the bound knows who is there when. Only where that promises more."""
-        if self.complete or len(self.problem.nodes) > LARGE_FLEET or not self.phases_help:
+    def _in_phases(self, priced: Priced, number: int) -> None:
+        """Plans and a bound that know who is there when, along values by phase; closer the second time."""
+        if self.complete or len(self.problem.nodes) > LARGE_FLEET:
             return
-        rounds = partial(self.relaxed, self.few_multipliers, points=relaxation.SHARES)
-        phases = Phases.of(self.problem, rounds, PHASES)
+        look, rounds = LOOKS[number], self._rounds_of()
+        known_j = priced.energy_j if self.plan is None else self.plan.energy_j
+        span = self.problem.time_limit - self.problem.start_time_s
+        rate = self.prices.per_second or 0.3 * known_j / max(span, 1e-9)
+        prices = spread(rate * np.geomspace(0.2, 5.0, look.rates), self.prices.per_round)
+        cut: Cut = (np.inf, 0.0)
+        if self.plan is not None:
+            double_s = 2.0 * max(r.time_s for r in self.plan.rounds)
+            cuts = (cut, (double_s, 0.0), (double_s, double_s))
+            cut = best_cut(self.problem, self.offers, rounds, look.phases, cuts, prices, self.check)
+        phases = Phases.of(self.problem, rounds, look.phases, *cut)
         if len(phases) == 1:
             return
-        rough = PhasedTerrain(phases, self.offers, 150, self.check)
-        known = priced.energy_j if self.plan is None else self.plan.energy_j
-        prices, gain = best_prices(rough, self.prices, known)
-        self.phases_help = gain > PHASES_GAIN
-        if not self.phases_help:
-            return
-        terrain = PhasedTerrain(phases, self.offers, 300, self.check)
-        most_j = 1.3 * (known + phases.limits_j(prices))
-        certified = terrain.certified(terrain.estimate([prices]), 0, most_j, cells)
-        self._raise_bound(float(terrain.from_start(certified, [prices])[0]), "bound by phases")
+        for cells in (150, 300):
+            terrain = PhasedTerrain(phases, self.offers, prices, cells, self.check)
+            values = terrain.estimate()
+            estimate_j = terrain.estimate_j(values)
+            self._follow(Priced(values[0], 0, estimate_j), terrain.posts(values))
+            if self.plan is None:
+                return
+            prices = Way.of(terrain, values, self.plan).few(look.few)
+        assert self.plan is not None
+        if estimate_j < self.plan.energy_j * (1.0 - CLEARLY * self.tolerance):
+            guide = terrain.guide(values, self.limits)
+            progress = priced.values.potentials()[priced.best]
+            self._sweeps(self.family_options(10), (look.sweep,), (guide, progress))
+        most_j = 1.05 * self.plan.energy_j + terrain.prices[0].per_round * (self.problem.max_rounds or 0)
+        focus = Way.of(terrain, values, self.plan).focus()
+        bound_j = terrain.bound_j(terrain.certified(values, focus, look.cells, most_j))
+        self.by_phases = bound_j > self.bound_j
+        self._raise_bound(bound_j, "bound by phases")
+
+    def _rounds_of(self) -> Callable[[NDArray[np.bool_]], list[relaxation.Offers | None]]:
+        """Relaxed rounds of those who are there; remembered."""
+        known: dict[bytes, list[relaxation.Offers | None]] = {}
+
+        def rounds(mask: NDArray[np.bool_]) -> list[relaxation.Offers | None]:
+            key = mask.tobytes()
+            if key not in known:
+                known[key] = self.relaxed(self.few_multipliers, mask, points=relaxation.SHARES)
+            return known[key]
+
+        return rounds
 
     def _good(self) -> bool:
         if self.plan is None:
@@ -348,16 +394,11 @@ class Solver(Parts):
         self,
         options: list[Options | None],
         rungs: tuple[tuple[int, int, float], ...],
-        terrain: Terrain | None = None,
-        priced: Priced | None = None,
+        along: tuple[Guide, Potential] | None = None,
     ) -> None:
         """Sweeps along values where there are some, else along the continuous bounds."""
-        if terrain is not None and priced is not None:
-            rows = [
-                Potential(p, terrain.grid, np.stack([v[k] for v in priced.values.value]))
-                for k, p in enumerate(priced.values.prices)
-            ]
-            guide, progress = replace(self.limits, potentials=tuple(rows)), rows[priced.best]
+        if along is not None:
+            guide, progress = along
         else:
             guide = self.dual.guide
             progress = next(p for p in guide.potentials if p.prices == self.dual.prices)

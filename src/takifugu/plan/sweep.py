@@ -9,7 +9,7 @@ that idle: they look cheap beside labels that have already paid for progress.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -69,7 +69,8 @@ class Sweep:
     def run(self) -> Found:
         problem = self.problem
         self.found = Found()
-        self._along = replace(self.guide, potentials=(self.progress,))
+        limits = (self.guide.least_time, self.guide.least_rounds)
+        self._along = Guide((self.progress,), *limits, self.guide.time_limit, self.guide.rounds_limit)
         versions = len(problem.versions)
         size = (self.buckets + 1) * self.slices * versions * self.times
         self.energy, self.clock, self.loss = np.zeros(size), np.zeros(size), np.zeros(size)

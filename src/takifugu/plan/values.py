@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from takifugu.plan.curves import Floats, SmoothCurve
-from takifugu.plan.potentials import Landscape, Prices
+from takifugu.plan.potentials import Landscape, Potential, Prices
 from takifugu.plan.problem import Problem
 from takifugu.plan.relaxation import Offers
 
@@ -133,6 +133,11 @@ class Values:
         grid = self.grids[version]
         return np.where(loss <= grid[0], 0.0, np.interp(loss, grid, self.value[version][price]))
 
+    def potentials(self) -> tuple[Potential, ...]:
+        """One for each price; of values on one grid for all versions."""
+        rows = [np.stack([v[k] for v in self.value]) for k in range(len(self.prices))]
+        return tuple(Potential(p, self.grids[0], row) for p, row in zip(self.prices, rows, strict=True))
+
     def from_start(self, problem: Problem) -> Floats:
         """[price]: a value (or bound) of the whole plan's energy, limits priced in."""
         start = problem.version_index[problem.start_version]
@@ -179,21 +184,23 @@ class Terrain:
 
     # Estimates.
 
-    def estimate(self, prices: Sequence[Prices], later: Values | None = None) -> Values:
-        """Values on the rough grid at several prices at once, on a third of the shares. `later`: of the
-        phase that one may also wait for (`phases.py`)."""
-        rows = {}
+    def estimate(self, prices: Sequence[Prices], later: Sequence[Floats] | None = None) -> Values:
+        """Values on the rough grid at several prices at once, on a third of the shares. `later`: what they
+        may be at most, as one may also wait for the next phase (`phases.py`)."""
+        cheap = {}
         for v in self.trainable():
-            rows[v] = [thinned(charges(self.offers[v], p)) for p in prices]  # type: ignore[arg-type]
+            cheap[v] = [thinned(charges(self.offers[v], p)) for p in prices]  # type: ignore[arg-type]
         exact = any(o is not None and o.exact for o in self.offers)
         if exact and len(prices) > 1:  # complete lists keep other rows at other prices
-            parts = [self.estimate([p]) for p in prices]
+            rows = [later and [row[k : k + 1] for row in later] for k in range(len(prices))]
+            parts = [self.estimate([p], limit) for p, limit in zip(prices, rows, strict=True)]
             merge = [np.concatenate([x.value[v] for x in parts]) for v in range(len(self.offers))]
             after = [np.concatenate([x.after_switch[v] for x in parts]) for v in range(len(self.offers))]
             return Values(tuple(prices), parts[0].grids, tuple(merge), tuple(after))
-        arrivals = {v: self.arrivals(v, rows[v][0].high) for v in rows}
+        arrivals = {v: self.arrivals(v, cheap[v][0].high) for v in cheap}
         costs = {
-            v: (np.array([c.left for c in rows[v]]), np.array([c.at_high for c in rows[v]])) for v in rows
+            v: (np.array([c.left for c in row]), np.array([c.at_high for c in row]))
+            for v, row in cheap.items()
         }
         grids = [self.grid] * len(self.offers)
         return self._solve(prices, grids, arrivals, costs, later)
@@ -216,7 +223,7 @@ class Terrain:
         grids: Sequence[Floats],
         arrivals: dict[int, Arrivals],
         costs: dict[int, tuple[Floats, Floats]],
-        later: Values | None,
+        later: Sequence[Floats] | None,
     ) -> Values:
         count = len(prices)
         cap = np.array([_ceiling(self.problem, costs, p) for p in range(count)])
@@ -227,7 +234,7 @@ class Terrain:
                 self.check()
                 limit = np.full((count, len(grids[v])), np.inf)
                 if later is not None:
-                    limit = later.value[v].copy()
+                    limit = later[v].copy()
                 for source, target, switch in self.switches:
                     if source == v and self.usable[target]:
                         land = grids[v] + switch.loss_jump
