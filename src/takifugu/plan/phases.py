@@ -296,7 +296,7 @@ class PhasedTerrain:
         lower = [row for k, row in left.items() if self.rates[k] < rate]
         higher = [row for k, row in left.items() if self.rates[k] > rate]
         if not higher:
-            return float(grid[-1])
+            return np.inf
         own, inside = left[price], (grid >= matter[0]) & (grid <= matter[1])
         missed_above = np.where(inside, np.maximum.reduce([np.zeros(len(grid)), own, *lower]) - own, 0.0)
         missed_above = np.append(np.maximum.accumulate(missed_above[:0:-1])[::-1], 0.0)
