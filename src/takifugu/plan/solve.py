@@ -57,6 +57,10 @@ SWEEP, WIDE_SWEEP = (300, 8, 0.003), (600, 24, 0.003)
 """Buckets, labels in each, and what a sweep holds back."""
 
 
+PHASES_GAIN = 1.002
+"""By how much phases must raise the estimate of the least energy to be worth a certificate."""
+
+
 @dataclass(frozen=True)
 class Look:
     """How closely time in phases is looked at, where nodes come and go."""
@@ -70,7 +74,7 @@ class Look:
     cells: int
 
 
-LOOKS = (Look(12, 13, 6, SWEEP, 600), Look(14, 25, 7, WIDE_SWEEP, 1000))
+LOOKS = (Look(12, 13, 6, SWEEP, 600), Look(14, 25, 6, WIDE_SWEEP, 800))
 SMALL_ROWS = 20_000
 """Most rows (node sets, all versions) for which the exact search is tried first."""
 
@@ -170,7 +174,7 @@ class Solver(Parts):
         self.thorough = True
         self.simple_tried = False
         self.by_phases = False
-        """Whether that bound is the better one"""
+        """Whether they matter"""
         self.reached: Reached | None = None
 
     def _in_time(self) -> None:
@@ -333,15 +337,25 @@ class Solver(Parts):
                 return
             prices = Way.of(terrain, values, self.plan).few(look.few)
         assert self.plan is not None
-        if estimate_j < self.plan.energy_j * (1.0 - CLEARLY * self.tolerance):
-            guide = terrain.guide(values, self.limits)
-            progress = priced.values.potentials()[priced.best]
-            self._sweeps(self.family_options(10), (look.sweep,), (guide, progress))
+        self.by_phases = estimate_j > PHASES_GAIN * priced.energy_j
+        if not self.by_phases:
+            return
+        if not self._near(estimate_j, CLEARLY):
+            rows = priced.values.potentials()
+            progress, plain = rows[priced.best], replace(self.limits, potentials=rows)
+            self._sweeps(self.family_options(10), (look.sweep,), (terrain.guide(values, plain), progress))
+            if not self._near(estimate_j, 2.0):  # one that does not know who is there when may do better
+                self._sweeps(self.family_options(10), (look.sweep,), (plain, progress))
+        if number == 0 and not self._near(estimate_j, 2.0):
+            return
         most_j = 1.05 * self.plan.energy_j + terrain.prices[0].per_round * (self.problem.max_rounds or 0)
         focus = Way.of(terrain, values, self.plan).focus()
-        bound_j = terrain.bound_j(terrain.certified(values, focus, look.cells, most_j))
-        self.by_phases = bound_j > self.bound_j
-        self._raise_bound(bound_j, "bound by phases")
+        proven = terrain.certified(values, focus, look.cells, most_j)
+        self._raise_bound(terrain.bound_j(proven), "bound by phases")
+
+    def _near(self, estimate_j: float, part: float) -> bool:
+        """Whether the plan is within this part of the tolerance of the estimate."""
+        return self.plan is not None and estimate_j >= self.plan.energy_j * (1.0 - part * self.tolerance)
 
     def _rounds_of(self) -> Callable[[NDArray[np.bool_]], list[relaxation.Offers | None]]:
         """Relaxed rounds of those who are there; remembered."""
@@ -362,9 +376,7 @@ class Solver(Parts):
 
     def _promising(self, priced: Priced | None, part: float) -> bool:
         """Whether the plan would be within this part of the tolerance if the estimate were a bound."""
-        if self.plan is None or priced is None:
-            return False
-        return priced.energy_j >= self.plan.energy_j * (1.0 - part * self.tolerance)
+        return priced is not None and self._near(priced.energy_j, part)
 
     def _raise_bound(self, bound_j: float, rung: str) -> None:
         if bound_j > self.bound_j:
