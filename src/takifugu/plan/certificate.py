@@ -10,7 +10,7 @@ docs/decisions/104-whole-rounds.md has the proof; names follow it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,10 +74,7 @@ def certify(
         close = _closely(terrain, v, full, coarse, rough)
         close_look = v in matter
         grid = fine_grid(terrain, curve, rough, coarse, cells[v] if close_look else cells[v] // 4)
-        known = {
-            t: _Exit(0.0, 0.0, grids[t], _round_first(ways[t], value[t])) for t in ways if t not in matter
-        }
-        exits = list(_likely_exits(terrain, v, estimate, price, later, known))
+        exits = list(_likely_exits(terrain, v, estimate, price, later))
         steps = [
             steps_in(grids[target], value[target], _STEP * float(close.at_high.min())) - switch.loss_jump
             for source, target, switch in terrain.switches
@@ -143,22 +140,15 @@ class _Exit:
 
 
 def _likely_exits(
-    terrain: Terrain,
-    version: int,
-    estimate: Values,
-    price: int,
-    later: Later | None,
-    known: Mapping[int, _Exit],
+    terrain: Terrain, version: int, estimate: Values, price: int, later: Later | None
 ) -> Iterator[_Exit]:
-    """Exits, to other versions by the estimate or as they are known: for guesses. `_switched` proves what has
-    to be proven."""
+    """Exits, to other versions by the estimate: for guesses. `_switched` proves what has to be proven."""
     if later is not None:
         yield _Exit(0.0, 0.0, later.grids[version], later.bounds[version])
     for source, target, switch in terrain.switches:
         if source == version and terrain.usable[target]:
             fee, after = estimate.prices[price].fee(switch), estimate.after_switch[target][price]
-            there = known.get(target, _Exit(0.0, 0.0, estimate.grids[target], (after,)))
-            yield replace(there, fee=fee, jump=switch.loss_jump)
+            yield _Exit(fee, switch.loss_jump, estimate.grids[target], (after,))
 
 
 @dataclass(frozen=True)
