@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from takifugu.engine.policies import Policy
     from takifugu.engine.setting import Setting
     from takifugu.plan.problem import Problem
-    from takifugu.plan.solve import Result
+    from takifugu.plan.result import Result
     from takifugu.train.profile import Finding
 
 FLEET = "demo_fleet.toml"

@@ -16,7 +16,8 @@ from takifugu.plan.problem import Node, Problem
 from takifugu.plan.reach import Reach, Reached, fastest
 
 if TYPE_CHECKING:
-    from takifugu.plan.solve import Result, Solver
+    from takifugu.plan.result import Result
+    from takifugu.plan.solve import Solver
 
 _MOST_NEW_NODES = 64
 

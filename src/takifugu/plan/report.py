@@ -8,8 +8,9 @@ from takifugu.plan.baselines import run_baselines
 from takifugu.plan.explanation import stretches, switch_reasons, timeline
 from takifugu.plan.fleet import Fleet
 from takifugu.plan.problem import Problem
+from takifugu.plan.result import Result
 from takifugu.plan.sensitivity import savings
-from takifugu.plan.solve import Result, solve
+from takifugu.plan.solve import solve
 
 
 def summary(result: Result) -> Iterator[str]:

@@ -18,7 +18,8 @@ import numpy as np
 from takifugu.errors import UsageError
 from takifugu.plan.plan import Plan, meets_limits, replay
 from takifugu.plan.problem import Problem
-from takifugu.plan.solve import OPTIMAL_GAP, Result, Solver, solve
+from takifugu.plan.result import OPTIMAL_GAP, Result
+from takifugu.plan.solve import Solver, solve
 
 _TRIES = 7
 

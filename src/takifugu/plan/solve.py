@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +26,7 @@ from takifugu.plan.options import Options
 from takifugu.plan.parts import Parts
 from takifugu.plan.phase_prices import Cut, Way, best_cut, spread
 from takifugu.plan.phases import PhasedTerrain, Phases
-from takifugu.plan.plan import FORMAT, Decision, Plan, meets_limits, replay
+from takifugu.plan.plan import Decision, Plan, meets_limits, replay
 from takifugu.plan.polish import polish
 from takifugu.plan.potentials import Potential
 from takifugu.plan.prices import Priced
@@ -35,13 +34,13 @@ from takifugu.plan.prices import around as prices_around
 from takifugu.plan.prices import at as prices_at
 from takifugu.plan.problem import Problem
 from takifugu.plan.reach import Reach, Reached, fastest
+from takifugu.plan.result import OPTIMAL_GAP, Result
 from takifugu.plan.rollout import Guideposts, Trail
 from takifugu.plan.search import OutOfTime, Search
 from takifugu.plan.sweep import Sweep
 from takifugu.plan.tidy import tidied
 from takifugu.plan.values import Terrain, Values
 
-OPTIMAL_GAP = 1e-9
 CAUTION = (0.0, 0.0003, 0.0006, 0.001, 0.002, 0.003, 0.005, 0.008, 0.012, 0.02, 0.04, 0.08)
 """Parts of the deadline and of the round cap that plans hold back when they choose their prices."""
 ENOUGH = 1.001
@@ -55,8 +54,6 @@ FINEST = 2200
 fine as that, follows where the estimate says that it will do."""
 SWEEP, WIDE_SWEEP = (300, 8, 0.003), (600, 24, 0.003)
 """Buckets, labels in each, and what a sweep holds back."""
-
-
 PHASES_GAIN = 1.002
 """By how much phases must raise the estimate of the least energy to be worth a certificate."""
 
@@ -77,53 +74,6 @@ class Look:
 LOOKS = (Look(12, 13, 6, SWEEP, 600), Look(14, 25, 6, WIDE_SWEEP, 800))
 SMALL_ROWS = 20_000
 """Most rows (node sets, all versions) for which the exact search is tried first."""
-
-
-@dataclass(frozen=True)
-class Result:
-    status: str
-    """optimal, within_tolerance, feasible, infeasible or unknown"""
-    plan: Plan | None
-    lower_bound_j: float | None
-    problem: Problem
-    solver: str
-    reasons: tuple[str, ...] = ()
-    best_loss_by_deadline: float | None = None
-    earliest_time_to_loss_s: float | None = None
-    stats: dict[str, Any] = field(default_factory=dict, compare=False)
-    """How much work it was; never part of the plan file."""
-
-    @property
-    def energy_j(self) -> float | None:
-        return None if self.plan is None else self.plan.energy_j
-
-    @property
-    def gap(self) -> float | None:
-        if self.plan is None or self.lower_bound_j is None:
-            return None
-        if not self.plan.rounds or self.plan.energy_j <= 0:
-            return 0.0
-        return (self.plan.energy_j - self.lower_bound_j) / self.plan.energy_j
-
-    def to_dict(self) -> dict[str, Any]:
-        """The plan file: no timestamps, no timings."""
-        plan = self.plan
-        data: dict[str, Any] = {
-            "format": FORMAT,
-            "status": self.status,
-            "energy_j": self.energy_j,
-            "lower_bound_j": self.lower_bound_j,
-            "gap": self.gap,
-            "time_s": None if plan is None else plan.time_s,
-            "loss": None if plan is None else plan.loss,
-            "solver": self.solver,
-            "rounds": [] if plan is None else [r.to_dict() for r in plan.rounds],
-        }
-        if self.status == "infeasible":
-            data["reasons"] = list(self.reasons)
-            data["best_loss_by_deadline"] = self.best_loss_by_deadline
-            data["earliest_time_to_loss_s"] = self.earliest_time_to_loss_s
-        return {**data, "problem": self.problem.to_dict(), "problem_sha256": self.problem.sha256}
 
 
 def solve(

@@ -1,0 +1,58 @@
+"""What a solve hands back: a plan or none, how good it is for certain, and its file form."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from takifugu.plan.plan import FORMAT, Plan
+from takifugu.plan.problem import Problem
+
+OPTIMAL_GAP = 1e-9
+
+
+@dataclass(frozen=True)
+class Result:
+    status: str
+    """optimal, within_tolerance, feasible, infeasible or unknown"""
+    plan: Plan | None
+    lower_bound_j: float | None
+    problem: Problem
+    solver: str
+    reasons: tuple[str, ...] = ()
+    best_loss_by_deadline: float | None = None
+    earliest_time_to_loss_s: float | None = None
+    stats: dict[str, Any] = field(default_factory=dict, compare=False)
+    """How much work it was; never part of the plan file."""
+
+    @property
+    def energy_j(self) -> float | None:
+        return None if self.plan is None else self.plan.energy_j
+
+    @property
+    def gap(self) -> float | None:
+        if self.plan is None or self.lower_bound_j is None:
+            return None
+        if not self.plan.rounds or self.plan.energy_j <= 0:
+            return 0.0
+        return (self.plan.energy_j - self.lower_bound_j) / self.plan.energy_j
+
+    def to_dict(self) -> dict[str, Any]:
+        """The plan file: no timestamps, no timings."""
+        plan = self.plan
+        data: dict[str, Any] = {
+            "format": FORMAT,
+            "status": self.status,
+            "energy_j": self.energy_j,
+            "lower_bound_j": self.lower_bound_j,
+            "gap": self.gap,
+            "time_s": None if plan is None else plan.time_s,
+            "loss": None if plan is None else plan.loss,
+            "solver": self.solver,
+            "rounds": [] if plan is None else [r.to_dict() for r in plan.rounds],
+        }
+        if self.status == "infeasible":
+            data["reasons"] = list(self.reasons)
+            data["best_loss_by_deadline"] = self.best_loss_by_deadline
+            data["earliest_time_to_loss_s"] = self.earliest_time_to_loss_s
+        return {**data, "problem": self.problem.to_dict(), "problem_sha256": self.problem.sha256}
