@@ -15,7 +15,7 @@ import random
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,9 @@ SLACK = 1.8
 
 RESERVE = 0.15
 """The share of the time that plans, and baselines as well, keep for what differs from the profile."""
+
+AS_IT_WAS = "plan-as-it-was"
+"""The plan without anything planned anew, beside the one that is run; it is in no verdict."""
 
 OTHER_WORLDS = range(1000, 1008)
 """Seeds of worlds that the waiting is estimated on; none of them is run."""
@@ -232,7 +235,9 @@ def one(name: str, seed: int, options: Any) -> dict[str, Any]:
         }
         if result.plan is None:
             return {**found, "verdict": verdict(found)}
-        chosen = [policies.from_file(problem, result.to_dict()), *policies.baselines(problem)]
+        plan = policies.from_file(problem, result.to_dict(), replans=True)
+        as_it_was = replace(plan, name="plan as it was", slug=AS_IT_WAS, replans=False)
+        chosen = [plan, as_it_was, *policies.baselines(problem)]
         structures = read_structures(problem, [folder])
         world = World.draw(problem, seed)
         setting = Setting.of(
@@ -250,6 +255,7 @@ def one(name: str, seed: int, options: Any) -> dict[str, Any]:
                 "energy_j",
                 "rounds",
                 "planned_rounds",
+                "replans",
                 "reason",
             )
             found["policies"][policy.slug] = {
@@ -266,6 +272,7 @@ def verdict(found: Mapping[str, Any]) -> dict[str, Any]:
     """The plan against what was asked, against its prediction, and against the best that met the target."""
     rows = dict(found["policies"])
     plan = rows.pop("plan", None)
+    rows.pop(AS_IT_WAS, None)
     met = {slug: row["energy_j"] for slug, row in rows.items() if row["deadline_met"]}
     best = min(met, key=met.__getitem__, default=None)
     if plan is None:

@@ -8,7 +8,8 @@ What it leaves is what the single commands leave, so that each step can be repea
     problem.toml    the draft with versions, curves and switches, by        takifugu profile model --like
                     pilots of the nodes that the first plan uses
     plan.json       the plan with its certificate                           takifugu plan --reserve
-    run/            the plan carried out; the baselines beneath             takifugu run --baselines
+    run/            the plan carried out, and what was planned anew on      takifugu run --baselines
+                    the way; the baselines beneath
     report.html     the page                                                takifugu report
     demo.json       the figures of the last screen
 """
@@ -105,7 +106,8 @@ def _loop(seed: int, folder: Path, effort: Effort, quick: bool) -> Done:
             if result.plan is None:
                 raise UsageError(f"seed {seed} has no plan ({'; '.join(result.reasons)}); try another --seed")
             stage.at(0, "the baselines' plans")
-            chosen = [policies.from_file(problem, result.to_dict()), *policies.baselines(problem)]
+            plan = policies.from_file(problem, result.to_dict(), replans=True)
+            chosen = [plan, *policies.baselines(problem)]
         with show.stage("run", "real training: the plan and every baseline", float(len(chosen))) as stage:
             results = _run(problem, chosen, folder, seed + RUN_SEED, wanted.deadline_s, stage)
         with show.stage("report", "one page"):
@@ -326,6 +328,9 @@ class Done:
         yield "RUN      real training, devices that differ from their profile; in brackets what was predicted"
         lines = list(table(self.policies, self.results, problem.target_loss, problem.deadline_s, short=True))
         yield from (f"  {line}" for line in lines[1:])
+        if anew := len(self.results["plan"]["replans"]):
+            times = "once" if anew == 1 else f"{anew} times"
+            yield f"  Reality and plan parted on the way: what was left was planned anew {times} (run/plans/)."
         yield ""
         yield self._verdict()
         yield f"The page: {self.page}"

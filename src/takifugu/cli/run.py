@@ -34,6 +34,9 @@ def run(
         float | None,
         typer.Option(help="When it must be done, in seconds, if later than planned (`plan --reserve`)."),
     ] = None,
+    replan: Annotated[
+        bool, typer.Option(help="Plan the rest anew where reality and plan part; --no-replan: never.")
+    ] = True,
     spread: Annotated[
         float, typer.Option(help="How far the fleet is from its profile: 1 is usual, 0 not at all.")
     ] = 1.0,
@@ -69,6 +72,8 @@ def run(
         options.append(f"--averaging {averaging}")
     if deadline is not None:
         options.append(f"--deadline {deadline:g}")
+    if not replan:
+        options.append("--no-replan")
     if data_dir is not None:
         options.append(f"--data-dir {shlex.quote(str(data_dir))}")
     command = " ".join(["takifugu run", shlex.quote(str(source)), *options])
@@ -82,7 +87,7 @@ def run(
             setting = _setting(
                 problem, source, out if resume else None, seed, averaging, world, data_dir, deadline
             )
-            policies = _policies(problem, plan_file, source, wanted, baselines)
+            policies = _policies(problem, plan_file, source, wanted, baselines, replan)
             if isinstance(policies, int):
                 return policies
             results = _simulate(setting, policies, out, resume, command)
@@ -128,7 +133,12 @@ def _read(source: Path, resumed: Path | None) -> tuple[Problem, dict[str, Any] |
 
 
 def _policies(
-    problem: Problem, plan_file: dict[str, Any] | None, source: Path, wanted: str | None, baselines: bool
+    problem: Problem,
+    plan_file: dict[str, Any] | None,
+    source: Path,
+    wanted: str | None,
+    baselines: bool,
+    replan: bool,
 ) -> list[Policy] | int:
     """The policies to carry out, the one that decides the exit code first; or an exit code."""
     from takifugu.cli import Exit
@@ -149,7 +159,7 @@ def _policies(
         if plan_file.get("status") == "unknown" and not plan_file.get("rounds"):
             _say("there is no plan: the search ran out of time; plan again with a longer --time-limit")
             return Exit.FAILED
-        chosen.append(policies.from_file(problem, plan_file, str(source)))
+        chosen.append(policies.from_file(problem, plan_file, str(source), replan))
     if baselines or wanted not in (None, policies.PLAN):
         only = None if wanted in (None, policies.PLAN) else wanted
         chosen += policies.baselines(problem, only)

@@ -66,6 +66,7 @@ class RunFolder:
         with _disk(path, 0):
             (path / "checkpoints").mkdir(parents=True, exist_ok=True)
             (path / "structures").mkdir(exist_ok=True)
+            (path / "plans").mkdir(exist_ok=True)
             durable.write_json(path / "problem.json", problem)
             durable.write_json(path / "plan.json", plan)
             for structure in structures:
@@ -97,6 +98,7 @@ class RunFolder:
             "problem_sha256",
             "plan_sha256",
             "policy",
+            "replan",
             "seed",
             "averaging",
             "weights",
@@ -105,7 +107,8 @@ class RunFolder:
             "versions",
         )
         for key in same:
-            ours, theirs = self.header.get(key), json.loads(json.dumps(header.get(key)))
+            default = False if key == "replan" else None  # runs of before there was any
+            ours, theirs = self.header.get(key, default), json.loads(json.dumps(header.get(key, default)))
             if ours != theirs:
                 raise RunError(
                     f"{self.path}: was started with another {key.removesuffix('_sha256')} "
@@ -129,6 +132,18 @@ class RunFolder:
     def add_events(self, events: Iterable[Row], last_round: int) -> None:
         with _disk(self.path, last_round):
             durable.append(self.path / "events.jsonl", events)
+
+    def add_plan(self, after: int, plan: Mapping[str, Any]) -> None:
+        """Keeps a plan for what is left after a round."""
+        with _disk(self.path, after):
+            durable.write_json(self.plan_path(after), plan)
+
+    def plan_path(self, after: int) -> Path:
+        return self.path / "plans" / f"{after}.json"
+
+    def plans(self) -> list[int]:
+        """The rounds after which the rest was planned anew."""
+        return sorted(int(p.stem) for p in (self.path / "plans").glob("*.json") if p.stem.isdecimal())
 
     def finish(self, result: Mapping[str, Any], last_round: int) -> None:
         with _disk(self.path, last_round):
@@ -228,6 +243,9 @@ class RunFolder:
         for path in (self.path / "checkpoints").iterdir():
             if path not in kept:
                 path.unlink()
+        for after in self.plans():
+            if after > number:
+                self.plan_path(after).unlink()
 
 
 # ---- files ----------------------------------------------------------------------------------------------
@@ -250,7 +268,7 @@ def _disk(path: Path, last_round: int) -> Iterator[None]:
 
 def _only_leftovers(path: Path) -> bool:
     """Whether a folder holds nothing but what an interrupted beginning of ours leaves."""
-    ours = {"checkpoints", "structures", "problem.json", "plan.json", *LOGS}
+    ours = {"checkpoints", "structures", "plans", "problem.json", "plan.json", *LOGS}
     if not path.is_dir():
         return False
     names = {p.name.removesuffix(".tmp") for p in path.iterdir()}

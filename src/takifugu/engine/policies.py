@@ -36,6 +36,8 @@ class Policy:
     """What is done instead, if the last round is one of a small team."""
     near: float = -math.inf
     """The loss from which another round like the last should do: the plan expected as much of it."""
+    replans: bool = False
+    """Whether the rest is planned anew when reality and plan part (`replan.py`)."""
 
     def at(self, number: int, loss: float = math.inf) -> tuple[Decision, Round | None]:
         """What to do in a round (from 1) at this loss, and what was predicted for it.
@@ -96,7 +98,9 @@ def baselines(problem: Problem, only: str | None = None) -> list[Policy]:
     return policies
 
 
-def from_file(problem: Problem, data: Mapping[str, Any], where: str = "the plan") -> Policy:
+def from_file(
+    problem: Problem, data: Mapping[str, Any], where: str = "the plan", replans: bool = False
+) -> Policy:
     """The policy a plan file describes. Its rounds must fit the problem, and its figures its rounds."""
     rows = data.get("rounds")
     if not isinstance(rows, list):
@@ -116,7 +120,7 @@ def from_file(problem: Problem, data: Mapping[str, Any], where: str = "the plan"
                 [f"{where}: says {key} = {claim!r}, its rounds give {value:.9g}; it was changed, plan again"]
             )
     joined, near = joined_by_others(problem, plan), near_enough(problem, plan)
-    return Policy(PLAN, PLAN, plan, data, joined=joined, near=near)
+    return Policy(PLAN, PLAN, plan, data, joined=joined, near=near, replans=replans)
 
 
 def joined_by_others(problem: Problem, plan: Plan) -> Decision | None:

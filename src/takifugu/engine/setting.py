@@ -126,6 +126,7 @@ class Setting:
             "versions": {name: structure.id for name, structure in self.structures.items()},
             "problem_sha256": self.problem.sha256,
             "plan_sha256": policy.sha256,
+            "replan": policy.replans,
             "sources": SOURCES,
             "libraries": {
                 "takifugu": takifugu.__version__,

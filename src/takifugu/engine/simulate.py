@@ -1,8 +1,8 @@
 """Carries a policy out: real training, in this process, on a virtual clock.
 
 Times and energies come from the world's true nodes; the models, the losses and what dropouts do to them are
-real. All of a run's state is its model, its last line in `rounds.jsonl` and nothing else, which is why it can
-go on from there bit for bit.
+real. All of a run's state is its model, its last line in `rounds.jsonl` and the plan which that names: so it
+can go on from there bit for bit.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from torch import nn
 from takifugu.durable import Row
 from takifugu.engine.folder import RunFolder
 from takifugu.engine.policies import Policy
+from takifugu.engine.replan import Course, Replanner, Standing, resumed_course
 from takifugu.engine.setting import Setting
 from takifugu.engine.world import Outcome
 from takifugu.errors import CheckpointError, RunError, TrainingError
@@ -54,6 +55,8 @@ class State:
     bytes: float
     loss: float
     accuracy: float
+    believed: float
+    """The loss, less of the scatter of single rounds; what replanning goes by."""
     members: int = 0
 
     @classmethod
@@ -67,6 +70,7 @@ class State:
             total["bytes"],
             row["loss"],
             row["accuracy"],
+            row["believed_loss"] if "believed_loss" in row else row["loss"],
             row["members"],
         )
 
@@ -89,6 +93,9 @@ class _Simulation:
         self.progress = progress or (lambda _: None)
         self.fleet = Fleet.of(self.problem)
         self.switches = {(s.source, s.target): s for s in self.problem.switches}
+        self.places = {node.name: i for i, node in enumerate(self.problem.nodes)}
+        self.course = Course(policy)
+        self.replanner = Replanner(self.problem, self.fleet, setting.deadline_s) if policy.replans else None
         self.model = self._start_model()
 
     def run(self) -> dict[str, Any]:
@@ -102,6 +109,8 @@ class _Simulation:
                     f"{self.folder.path / 'rounds.jsonl'}: its last line lacks {error}; "
                     "put the file back, or start anew in another folder"
                 ) from error
+            self.course = resumed_course(self.policy, self.folder, resumed.last)
+            self._replan(state)
             event = self._event("resumed", state.round, state.clock_s, notes=list(resumed.notes))
             self.folder.add_events([event], state.round)
         elif resumed.notes:
@@ -136,17 +145,41 @@ class _Simulation:
     def _start(self) -> State:
         score = evaluate(self.model, self.setting.validation, self.setting.spec.loss)
         problem = self.problem
-        return State(0, problem.start_version, problem.start_time_s, 0.0, 0.0, score.loss, score.accuracy)
+        loss, accuracy = score.loss, score.accuracy
+        return State(0, problem.start_version, problem.start_time_s, 0.0, 0.0, loss, accuracy, loss)
+
+    # ---- the plan in force --------------------------------------------------------------------------
+
+    def _replan(self, state: State) -> None:
+        """The rest is planned anew, if it has to be; the new plan is kept in the folder."""
+        past = state.clock_s >= self.setting.deadline_s or state.round >= self._most_rounds
+        if self.replanner is None or past or state.loss <= self.problem.loss_limit:
+            return
+        at = Standing(state.round, state.version, state.clock_s, state.believed)
+        course = self.replanner.course(self.course, at)
+        if course.after != self.course.after:
+            self.folder.add_plan(course.after, course.policy.file)
+        self.course = course
+
+    def _believed(self, state: State, begun: _Begun, loss: float) -> float:
+        if self.replanner is None:
+            return loss
+        used = {self.places[name]: samples for name, samples in begun.returned.items()}
+        return self.replanner.believed(state.believed, state.version, begun.version, used, loss)
+
+    @property
+    def _most_rounds(self) -> int:
+        return self.problem.max_rounds or MOST_ROUNDS
 
     # ---- when it ends -------------------------------------------------------------------------------
 
     def _over(self, state: State) -> str | None:
         """Why the run is over; nothing if it goes on."""
-        problem, planned = self.problem, len(self.policy.plan.rounds)
+        problem, planned = self.problem, self.course.planned
         if state.loss <= problem.loss_limit:
             return "target met"
-        if state.round >= (problem.max_rounds or MOST_ROUNDS):
-            return f"the cap of {problem.max_rounds or MOST_ROUNDS} rounds"
+        if state.round >= self._most_rounds:
+            return f"the cap of {self._most_rounds} rounds"
         if state.round < planned:
             return None
         if not planned:
@@ -156,7 +189,7 @@ class _Simulation:
             )
         if self._fitting(state) is not None:
             return None
-        found = self._assemble(self.policy.at(state.round + 1, state.loss)[0], state.clock_s)
+        found = self._assemble(self.course.at(state.round + 1, state.loss)[0], state.clock_s)
         return (
             NOBODY
             if found is None
@@ -165,15 +198,15 @@ class _Simulation:
 
     def _fitting(self, state: State) -> Decision | None:
         """Beyond the plan: what there is time for; nothing, if for nothing any more."""
-        for decision in self.policy.beyond(state.round + 1 - len(self.policy.plan.rounds), state.loss):
+        for decision in self.course.beyond(state.round + 1, state.loss):
             found = self._assemble(decision, state.clock_s)
             if found is not None and found[0] + found[2] <= at_most(self.setting.deadline_s):
                 return decision
         return None
 
     def _next(self, state: State) -> tuple[Decision, Round | None]:
-        if state.round < len(self.policy.plan.rounds):
-            return self.policy.at(state.round + 1)
+        if state.round < self.course.planned:
+            return self.course.at(state.round + 1)
         decision = self._fitting(state)
         assert decision is not None  # or the run would be over
         return decision, None
@@ -190,6 +223,7 @@ class _Simulation:
             "bytes": state.bytes,
             "rounds": state.round,
             "planned_rounds": len(plan.rounds),
+            "replans": self.folder.plans(),
             "deadline_met": reached and state.clock_s <= at_most(self.setting.deadline_s),
             "reason": reason,
             "predicted": {"energy_j": plan.energy_j, "time_s": plan.time_s, "loss": plan.loss},
@@ -284,6 +318,7 @@ class _Simulation:
         row = self._row(state, begun, slowest, nodes, trained, score)
         after = State.after(row)
         events = self._events(state, begun)
+        self._replan(after)
         reason = self._over(after)
         if reason is not None:
             events.append(self._ending(after, reason))
@@ -352,6 +387,18 @@ class _Simulation:
                 "loss": predicted.loss,
             },
             "total": {"energy_j": state.energy_j + energy, "bytes": state.bytes + sent},
+            **self._outlook(state, begun, score.loss),
+        }
+
+    def _outlook(self, state: State, begun: _Begun, loss: float) -> Row:
+        """What going on needs to know of the plan in force."""
+        if self.replanner is None:
+            return {}
+        believed = self._believed(state, begun, loss)
+        return {
+            "believed_loss": believed,
+            "plan_after": self.course.after,
+            "planned_rounds": self.course.planned,
         }
 
     def _idle_j(self, name: str, outcome: Outcome, slowest: float) -> float:
@@ -396,11 +443,17 @@ class _Simulation:
 
     def _events(self, state: State, begun: _Begun) -> list[Row]:
         number, switch, events = begun.number, begun.switch, []
-        beyond, joined = number - len(self.policy.plan.rounds), self.policy.joined
+        beyond, plan = number - self.course.planned, self.course.policy.plan
+        joined = self.course.policy.joined
+        if state.round and self.course.after == state.round:
+            told = {"rounds": len(plan.rounds), "energy_j": plan.energy_j, "until_s": plan.time_s}
+            events.append(
+                self._event("replanned", number, state.clock_s, believed_loss=state.believed, **told)
+            )
         if beyond == 1:
             events.append(self._event("beyond_plan", number, state.clock_s, loss=state.loss))
         if joined is not None and begun.decision is joined:
-            before = self.policy.plan.rounds[-1].nodes
+            before = plan.rounds[-1].nodes
             if beyond == 1 or (beyond == 2 and state.members <= len(before)):
                 members = [self.problem.nodes[i].name for i in sorted(joined.used)]
                 events += [

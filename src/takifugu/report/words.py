@@ -116,18 +116,27 @@ def _prediction(run: Run) -> list[str]:
 
 
 def _beyond(run: Run) -> list[str]:
+    """What became of the plan on the way: made anew, or used up."""
     assert run.outcome is not None
-    extra = run.outcome.rounds - (run.outcome.planned_rounds or run.outcome.rounds)
+    said, planned = [], run.outcome.planned_rounds
+    extra = run.outcome.rounds - (planned or run.outcome.rounds)
+    if anew := [event for event in run.events if event.get("event") == "replanned"]:
+        times = "once" if len(anew) == 1 else f"{len(anew)} times"
+        said.append(f"Reality and plan parted on the way: what was left was planned anew {times}.")
+        beyond = [event for event in run.events if event.get("event") == "beyond_plan"]
+        extra = run.outcome.rounds + 1 - _whole(beyond[-1].get("round")) if beyond else 0
     if extra <= 0:
-        return []
-    planned = run.outcome.planned_rounds
+        return said
+    enough = "The last plan was not enough" if anew else f"The plan's {planned} rounds were not enough"
     joined = [str(event.get("node")) for event in run.events if event.get("event") == "joined"]
     if joined:
-        return [
-            f"The plan's {planned} rounds were not enough: its last team went on for {extra} more, joined by "
-            f"{', '.join(joined[:_NAMED])}{' and others' if len(joined) > _NAMED else ''}."
-        ]
-    return [f"The plan's {planned} rounds were not enough: its last was repeated {extra} times."]
+        names = f"{', '.join(joined[:_NAMED])}{' and others' if len(joined) > _NAMED else ''}"
+        return [*said, f"{enough}: its last team went on for {extra} more, joined by {names}."]
+    return [*said, f"{enough}: its last was repeated {extra} times."]
+
+
+def _whole(value: object) -> int:
+    return value if isinstance(value, int) else 0
 
 
 def _more(actual: float, predicted: float) -> str:

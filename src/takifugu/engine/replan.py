@@ -1,0 +1,181 @@
+"""A plan meets reality: where the two part, the rest is planned anew.
+
+After every round the server knows the clock and the loss. It believes a part of what that loss differs from
+what the curve said, since single rounds scatter. From there the rest of the plan is carried out on paper. If
+it misses the target, or needs fewer or more rounds than it has left, the rest is solved anew from where the
+run stands; a new plan is taken if the old one fails, or if it saves enough. In the reserve nothing is planned
+any more: others join. docs/decisions/207-replanning.md has the reasons and what was tried.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from takifugu.durable import Row
+from takifugu.engine.folder import RunFolder
+from takifugu.engine.policies import Policy, from_file
+from takifugu.errors import ProblemError, RunError
+from takifugu.plan.curves import step_one
+from takifugu.plan.fleet import Fleet
+from takifugu.plan.plan import Decision, Plan, Round, read_plan, replay
+from takifugu.plan.problem import Problem
+from takifugu.plan.result import Result
+
+TRUST = 0.3
+"""The part of what a loss differs from the curve's that is believed."""
+PARTED = 0.03
+"""They have parted if the rounds that are needed differ from those that are left by more than this part."""
+WORTH = 0.1
+"""A new plan must save this part of what is left to pay if the old one still does."""
+TOLERANCE = 0.02
+HAIR = 1e-4
+"""Above the target by this part at least, as long as the target is not really met."""
+PATIENCE = 0.1
+"""A plan may end later than it should by this part of what is then left before the deadline."""
+MOST_REPEATS = 1000
+
+
+@dataclass(frozen=True)
+class Course:
+    """The plan in force: the one a run began with, or one that was made after a round."""
+
+    policy: Policy
+    after: int = 0
+    """The round it was made after"""
+    cut: int | None = None
+    """The last round it is followed to, if it was given up before its end"""
+
+    @property
+    def planned(self) -> int:
+        """The last round that it has a decision for."""
+        return self.after + len(self.policy.plan.rounds) if self.cut is None else self.cut
+
+    def at(self, number: int, loss: float = math.inf) -> tuple[Decision, Round | None]:
+        """What to do in a round, and what was predicted for it: nothing, beyond the plan."""
+        if number <= self.planned:
+            return self.policy.at(number - self.after)
+        return self.beyond(number, loss)[0], None
+
+    def beyond(self, number: int, loss: float) -> list[Decision]:
+        return self.policy.beyond(number - self.planned, loss)
+
+
+def resumed_course(policy: Policy, folder: RunFolder, row: Row) -> Course:
+    """The plan in force in a round that was carried out before."""
+    after, course = row.get("plan_after", 0), Course(policy)
+    if after:
+        path = folder.plan_path(after)
+        try:
+            data = read_plan(path)
+            again = from_file(Problem.from_dict(data.get("problem") or {}), data, str(path), replans=True)
+        except ProblemError as error:
+            raise RunError(f"{path}: {error}; put the file back, or start anew in another folder") from error
+        course = Course(again, after)
+    planned = row.get("planned_rounds", course.planned)
+    return course if planned == course.planned else replace(course, cut=planned)
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Where a run stands after a round."""
+
+    round: int
+    version: str
+    clock_s: float
+    loss: float
+    """As it is believed to be."""
+
+
+@dataclass(frozen=True)
+class Replanner:
+    problem: Problem
+    fleet: Fleet
+    deadline_s: float
+    """When it must be done; what was planned for may be earlier, the rest is a reserve."""
+
+    def believed(
+        self, before: float, version: str, trained: str, used: Mapping[int, int], loss: float
+    ) -> float:
+        """The loss after a round, between what the curve made of the one before it and what was seen.
+        `used`: what those who came back trained on."""
+        if version != trained:
+            jumps = {(s.source, s.target): s.loss_jump for s in self.problem.switches}
+            before += jumps[version, trained]
+        expected = before
+        if used:
+            index = self.problem.version_index[trained]
+            share = self.fleet.round_cost(index, used).share
+            expected = step_one(self.problem.versions[index].curve, before, share)
+        return expected + TRUST * (loss - expected)
+
+    def course(self, course: Course, at: Standing) -> Course:
+        """The plan for the rest: the one there is, or a new one."""
+        here = self._from(at)
+        limits = list(self._limits_s(at.clock_s))
+        left = course.planned - at.round
+        patient_s = limits[0] + PATIENCE * (self.deadline_s - limits[0])
+        rest = self._rest(course, at, replace(here, deadline_s=patient_s))
+        if rest is not None and left > 0 and abs(len(rest.rounds) - left) <= PARTED * left:
+            return course
+        if at.clock_s >= self.problem.deadline_s:
+            # In the reserve: no more hopes that another round of a small team will do. Others join.
+            return replace(course, cut=min(course.planned, at.round))
+        result = next((r for r in (self._solved(here, by_s) for by_s in limits) if r.plan is not None), None)
+        if result is None or result.plan is None:
+            return course  # nothing does any more: it goes on as it was, as far as there is time
+        if rest is not None and left > 0 and result.plan.energy_j > (1.0 - WORTH) * rest.energy_j:
+            return course
+        return Course(from_file(result.problem, result.to_dict(), replans=True), at.round)
+
+    def _from(self, at: Standing) -> Problem:
+        problem = self.problem
+        least = problem.loss_limit + HAIR * abs(problem.loss_limit)
+        cap = None if problem.max_rounds is None else max(problem.max_rounds - at.round, 1)
+        return replace(
+            problem,
+            start_version=at.version,
+            start_loss=max(at.loss, least),
+            start_time_s=at.clock_s,
+            max_rounds=cap,
+        )
+
+    def _limits_s(self, clock_s: float) -> Iterator[float]:
+        """What to plan for: as planned; then with less and less of the time that is left in reserve."""
+        problem = self.problem
+        if clock_s < problem.deadline_s:
+            yield problem.deadline_s
+        if self.deadline_s > problem.deadline_s:
+            share = (self.deadline_s - problem.deadline_s) / (self.deadline_s - problem.start_time_s)
+            for part in (1.0, 0.5, 0.25):
+                yield self.deadline_s - part * share * max(self.deadline_s - clock_s, 0.0)
+        yield self.deadline_s
+
+    def _rest(self, course: Course, at: Standing, here: Problem) -> Plan | None:
+        """What is left of the plan, on paper from here until the target is met, its last round repeated if
+        need be. Nothing, if that breaks a limit."""
+        decisions = course.policy.plan.decisions
+        ahead = list(decisions[at.round - course.after :])
+        last = decisions[-1]
+        once_s = self.fleet.round_cost(last.version, last.used).time_s
+        repeats = min((here.time_limit - at.clock_s) / once_s, here.max_rounds or MOST_REPEATS, MOST_REPEATS)
+        for rows in (ahead, [*ahead, *[last] * (int(repeats) + 1)]):
+            paper = replay(here, rows, self.fleet) if rows else None
+            if paper is None:
+                continue
+            met = next((n for n, row in enumerate(paper.rounds, 1) if row.loss <= here.loss_limit), None)
+            if met is not None:
+                rest = replay(here, rows[:met], self.fleet)
+                late = rest is None or rest.time_s > here.time_limit
+                return None if late or met > (here.max_rounds or met) else rest
+        return None
+
+    def _solved(self, here: Problem, by_s: float) -> Result:
+        from takifugu.plan.solve import solve
+
+        # No limit on its time: the same state gives the same plan, also when a run is resumed.
+        found = solve(replace(here, deadline_s=by_s), TOLERANCE, explain_infeasible=False, thorough=False)
+        if found.stats.get("interrupted"):
+            raise KeyboardInterrupt
+        return found

@@ -1,0 +1,288 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import small_fleet
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_simulation import files, lines
+
+from takifugu.engine import replan
+from takifugu.engine.policies import Policy, baselines, from_file
+from takifugu.engine.replan import Course, Replanner, Standing
+from takifugu.engine.setting import Setting
+from takifugu.engine.simulate import simulate
+from takifugu.engine.world import World
+from takifugu.errors import RunError
+from takifugu.plan.curves import step_one
+from takifugu.plan.fleet import Fleet
+from takifugu.plan.plan import replay
+from takifugu.plan.problem import Problem
+from takifugu.plan.solve import solve
+from takifugu.plan.verify import verify
+
+DEADLINE_S = 16.0
+
+
+def hungry_when_fast(**target: Any) -> dict[str, Any]:
+    """A fleet in which time costs energy, so that there is something to trade."""
+    data = small_fleet.problem_dict(target=target)
+    for i, node in enumerate(data["nodes"]):
+        node.update(flops_per_s=6e6 / (1 + i), joules_per_flop=1e-6 / (1 + i) ** 1.5)
+    return data
+
+
+PROBLEM = Problem.from_dict(hungry_when_fast(loss=0.6, deadline_s=13.0, max_rounds=60))
+FOUND = solve(PROBLEM, tolerance=0.0)
+assert FOUND.plan is not None
+PLAN = FOUND.plan
+FIRST = Course(from_file(PROBLEM, FOUND.to_dict(), replans=True))
+REPLANNER = Replanner(PROBLEM, Fleet.of(PROBLEM), DEADLINE_S)
+
+
+def after(number: int, loss: float | None = None, late_s: float = 0.0) -> Standing:
+    """After a round of the plan: as planned, or with another loss, or later."""
+    row = PLAN.rounds[number - 1]
+    end_s = PLAN.time_s if number == len(PLAN.rounds) else PLAN.rounds[number].start_s
+    return Standing(number, row.version, end_s + late_s, row.loss if loss is None else loss)
+
+
+def paper(course: Course, at: Standing) -> Any:
+    """The rest of the first plan, carried out on paper from somewhere, by the planner's own replay."""
+    here = dataclasses.replace(
+        PROBLEM, start_version=at.version, start_loss=at.loss, start_time_s=at.clock_s, max_rounds=None
+    )
+    return replay(here, course.policy.plan.decisions[at.round - course.after :])
+
+
+# ---- when ------------------------------------------------------------------------------------------------
+
+
+def test_as_long_as_all_is_as_planned_the_plan_stays() -> None:
+    assert len(PLAN.rounds) > 5
+    for number in range(1, len(PLAN.rounds)):
+        assert REPLANNER.course(FIRST, after(number)) is FIRST
+
+
+def test_ahead_of_the_plan_the_rest_gets_cheaper() -> None:
+    at = after(2, loss=PLAN.rounds[3].loss)
+    course = REPLANNER.course(FIRST, at)
+    assert course.after == 2
+    enough = next(n for n, row in enumerate(paper(FIRST, at).rounds, 1) if row.loss <= PROBLEM.loss_limit)
+    old_j = sum(row.energy_j for row in paper(FIRST, at).rounds[:enough])
+    assert course.policy.plan.energy_j <= (1 - replan.WORTH) * old_j
+    assert course.policy.plan.time_s <= PROBLEM.time_limit
+
+
+def test_behind_it_the_rest_gets_faster_and_the_deadline_holds() -> None:
+    at = after(4, late_s=0.8)
+    assert paper(FIRST, at).time_s > PROBLEM.deadline_s + 0.5
+    course = REPLANNER.course(FIRST, at)
+    assert course.after == 4
+    assert course.policy.plan.time_s <= PROBLEM.time_limit
+    old, new = paper(FIRST, at), course.policy.plan
+    per_second = (at.loss - new.loss) / (new.time_s - at.clock_s)
+    assert per_second > (at.loss - old.loss) / (old.time_s - at.clock_s)
+
+
+def test_what_cannot_be_had_by_then_is_planned_into_the_reserve() -> None:
+    at = Standing(6, "r0.25", PROBLEM.deadline_s - 1.0, 0.75)
+    course = REPLANNER.course(FIRST, at)
+    assert PROBLEM.deadline_s < course.policy.plan.time_s <= DEADLINE_S
+
+
+def test_where_nothing_does_any_more_it_goes_on_as_it_was() -> None:
+    assert REPLANNER.course(FIRST, Standing(2, "dense", PROBLEM.deadline_s - 1.0, 2.0)) is FIRST
+
+
+def test_in_the_reserve_others_join_instead() -> None:
+    at = Standing(2, "dense", PROBLEM.deadline_s + 1.0, 0.61)
+    given_up = REPLANNER.course(FIRST, at)
+    assert (given_up.policy, given_up.after, given_up.planned) == (FIRST.policy, 0, 2)
+    decision, predicted = given_up.at(3, at.loss)
+    assert predicted is None
+    assert decision in FIRST.policy.beyond(1, at.loss)
+    # Once given up it stays so, and the rounds beyond it are counted on.
+    assert REPLANNER.course(given_up, dataclasses.replace(at, round=3)) == given_up
+    assert given_up.beyond(4, 1.0) == FIRST.policy.beyond(2, 1.0)
+
+
+def test_a_plan_that_is_used_up_is_followed_by_a_new_one() -> None:
+    end = after(len(PLAN.rounds), loss=PROBLEM.target_loss * 1.02)
+    course = REPLANNER.course(FIRST, end)
+    assert course.after == len(PLAN.rounds)
+    assert 1 <= len(course.policy.plan.rounds) <= 3
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    number=st.integers(1, len(PLAN.rounds)),
+    loss=st.floats(0.3, 2.5),
+    clock_s=st.floats(0.1, DEADLINE_S - 0.01),
+)
+def test_from_anywhere_a_new_plan_begins_there_verifies_and_is_no_dearer(
+    number: int, loss: float, clock_s: float
+) -> None:
+    at = Standing(number, PLAN.rounds[number - 1].version, clock_s, loss)
+    course = REPLANNER.course(FIRST, at)
+    if course.after == 0:
+        return
+    problem = Problem.from_dict(course.policy.file["problem"])
+    start = (problem.start_version, problem.start_time_s, problem.max_rounds)
+    assert start == (at.version, clock_s, 60 - number)
+    assert problem.start_loss == pytest.approx(max(loss, 0.6), rel=2e-4)
+    assert problem.deadline_s <= DEADLINE_S
+    answer = verify(problem.to_dict(), dict(course.policy.file))
+    assert answer.ok, answer
+    assert course.policy.plan.loss <= PROBLEM.loss_limit
+    old = paper(FIRST, at)
+    if number < len(PLAN.rounds) and old.loss <= PROBLEM.loss_limit and old.time_s <= PROBLEM.time_limit:
+        enough = next(n for n, row in enumerate(old.rounds, 1) if row.loss <= PROBLEM.loss_limit)
+        old_j = sum(row.energy_j for row in old.rounds[:enough])
+        assert course.policy.plan.energy_j <= (1 - replan.WORTH) * old_j * (1 + 1e-9)
+
+
+# ---- what is believed --------------------------------------------------------------------------------------
+
+
+def test_a_part_of_a_surprise_is_believed() -> None:
+    everyone = {i: node.samples for i, node in enumerate(PROBLEM.nodes)}
+    expected = step_one(PROBLEM.versions[0].curve, 2.0, 1.0)
+    assert REPLANNER.believed(2.0, "dense", "dense", everyone, expected) == pytest.approx(expected)
+    halfway = REPLANNER.believed(2.0, "dense", "dense", everyone, expected + 0.3)
+    assert halfway == pytest.approx(expected + replan.TRUST * 0.3)
+    jumped = step_one(PROBLEM.versions[1].curve, 2.0 + 0.1, 1.0)
+    assert REPLANNER.believed(2.0, "dense", "r0.25", everyone, jumped) == pytest.approx(jumped)
+    assert REPLANNER.believed(2.0, "dense", "dense", {}, 2.0) == 2.0  # nobody came back
+
+
+# ---- in a run --------------------------------------------------------------------------------------------
+
+
+def run_setting(folder: Path) -> tuple[Setting, Policy]:
+    """A true fleet unlike its profile, and curves that promise too little at first, too much later."""
+    data = hungry_when_fast(loss=0.9, deadline_s=14.0, max_rounds=40)
+    world = World.draw(Problem.from_dict(data), 2, dropout=0.05, slowdown=0.1)
+    setting = small_fleet.setting(data, folder, world, seed=3, deadline_s=20.0)
+    result = solve(setting.problem, tolerance=0.01)
+    return setting, from_file(setting.problem, result.to_dict(), replans=True)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("whole")
+    setting, policy = run_setting(folder)
+    simulate(policy, setting, setting.folder(folder / "run", policy))
+    return folder / "run"
+
+
+def test_a_run_keeps_its_plans_and_tells_of_them(whole: Path) -> None:
+    rows, events = lines(whole / "rounds.jsonl"), lines(whole / "events.jsonl")
+    result = json.loads((whole / "result.json").read_text())
+    assert result["deadline_met"]
+    plans = sorted(int(p.stem) for p in (whole / "plans").glob("*.json"))
+    assert plans
+    assert result["replans"] == plans
+    told = [e for e in events if e["event"] == "replanned"]
+    assert [e["round"] - 1 for e in told] == plans
+    for made in plans:
+        file = json.loads((whole / "plans" / f"{made}.json").read_text())
+        assert verify(file["problem"], file).ok
+        start = file["problem"]["start"]
+        row = rows[made - 1]
+        assert (start["version"], start["time_s"]) == (row["version"], row["end_s"])
+        # The round after it is the new plan's first, as far as its members were there.
+        first = file["rounds"][0]
+        assert rows[made]["version"] == first["version"]
+        assert rows[made]["members"] <= len(first["nodes"])
+        assert rows[made]["predicted"]["loss"] == first["loss"]
+        assert rows[made]["plan_after"] == made
+
+
+def test_stopped_after_every_round_it_makes_the_same_plans(tmp_path: Path, whole: Path) -> None:
+    class Enough(Exception):
+        pass
+
+    def stop(row: Mapping[str, Any]) -> None:
+        raise Enough
+
+    setting, policy = run_setting(tmp_path)
+    for _ in lines(whole / "rounds.jsonl"):
+        with pytest.raises(Enough):
+            simulate(policy, setting, setting.folder(tmp_path / "run", policy, resume=True), stop)
+    simulate(policy, setting, setting.folder(tmp_path / "run", policy, resume=True))
+    assert files(tmp_path / "run") == files(whole)
+
+
+def test_a_plan_of_a_round_that_does_not_count_is_forgotten(
+    tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed between the new plan and the line of the round it was made after."""
+
+    class Killed(Exception):
+        pass
+
+    made = int(min((whole / "plans").glob("*.json"), key=lambda p: int(p.stem)).stem)
+    setting, policy = run_setting(tmp_path)
+    run = setting.folder(tmp_path / "run", policy)
+    add = type(run).add_round
+
+    def dies(self: Any, row: Mapping[str, Any], *rest: Any) -> None:
+        if row["round"] == made:
+            raise Killed
+        add(self, row, *rest)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(type(run), "add_round", dies)
+        with pytest.raises(Killed):
+            simulate(policy, setting, run)
+    assert run.plans() == [made]
+    simulate(policy, setting, setting.folder(tmp_path / "run", policy, resume=True))
+    assert files(tmp_path / "run") == files(whole)
+
+
+def test_a_damaged_plan_is_named(tmp_path: Path, whole: Path) -> None:
+    class Enough(Exception):
+        pass
+
+    made = [int(p.stem) for p in (whole / "plans").glob("*.json")]
+
+    def stop(row: Mapping[str, Any]) -> None:
+        if row["round"] == min(made) + 1:
+            raise Enough
+
+    setting, policy = run_setting(tmp_path)
+    with pytest.raises(Enough):
+        simulate(policy, setting, setting.folder(tmp_path / "run", policy), stop)
+    path = tmp_path / "run" / "plans" / f"{min(made)}.json"
+    kept = path.read_text()
+    for damage, said in (
+        (kept[: len(kept) // 2], "is not valid JSON"),
+        (json.dumps({**json.loads(kept), "energy_j": 1.0}), "says energy_j = 1.0"),
+    ):
+        path.write_text(damage)
+        with pytest.raises(RunError, match=said) as caught:
+            simulate(policy, setting, setting.folder(tmp_path / "run", policy, resume=True))
+        assert str(path) in str(caught.value)
+        assert "put the file back" in str(caught.value)
+    path.write_text(kept)
+    simulate(policy, setting, setting.folder(tmp_path / "run", policy, resume=True))
+    assert files(tmp_path / "run") == files(whole)
+
+
+def test_only_the_plan_is_planned_anew_and_only_if_wanted(tmp_path: Path) -> None:
+    setting, policy = run_setting(tmp_path)
+    assert not any(one.replans for one in baselines(setting.problem))
+    still = dataclasses.replace(policy, replans=False)
+    result = simulate(still, setting, setting.folder(tmp_path / "still", still))
+    assert result["replans"] == []
+    rows = lines(tmp_path / "still" / "rounds.jsonl")
+    planned = [(r.version, r.loss) for r in policy.plan.rounds]
+    assert [(r["version"], r["predicted"]["loss"]) for r in rows if r["predicted"]] == planned[: len(rows)]
+    with pytest.raises(RunError, match="was started with another replan"):
+        setting.folder(tmp_path / "still", policy, resume=True)
