@@ -68,7 +68,7 @@ def test_a_problem_is_planned_run_and_compared(capsys, easy: Path, tmp_path: Pat
         names = {p.name for p in folder.iterdir()} - {"baselines"}
         assert names == {
             *("run.json", "problem.json", "plan.json", "result.json", "structures", "checkpoints"),
-            *("rounds.jsonl", "nodes.jsonl", "events.jsonl"),
+            *("rounds.jsonl", "nodes.jsonl", "events.jsonl", "plans"),
         }
     header = json.loads((out / "run.json").read_text())
     assert header["format"] == "takifugu.run/1"

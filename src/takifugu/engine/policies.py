@@ -94,7 +94,7 @@ def baselines(problem: Problem, only: str | None = None) -> list[Policy]:
         turns = len(distinct) if slug == "rotating-cohorts" else 1
         joined = joined_by_others(problem, plan) if turns == 1 else None
         near = near_enough(problem, plan)
-        policies.append(Policy(name, slug, plan, _file(problem, plan, name), turns, joined, near))
+        policies.append(Policy(name, slug, plan, as_file(problem, plan, name), turns, joined, near))
     return policies
 
 
@@ -175,7 +175,8 @@ def _decision(problem: Problem, row: Any, where: str) -> Decision:
     return Decision(versions[version], members)
 
 
-def _file(problem: Problem, plan: Plan, solver: str) -> dict[str, Any]:
+def as_file(problem: Problem, plan: Plan, solver: str) -> dict[str, Any]:
+    """The plan file of a plan that nothing is proven of."""
     return {
         "format": FORMAT,
         "status": "feasible" if meets_limits(problem, plan) else "unknown",

@@ -12,10 +12,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from takifugu.durable import Row
 from takifugu.engine.folder import RunFolder
-from takifugu.engine.policies import Policy, from_file
+from takifugu.engine.policies import Policy, as_file, from_file
 from takifugu.errors import ProblemError, RunError
 from takifugu.plan.curves import step_one
 from takifugu.plan.fleet import Fleet
@@ -27,8 +28,8 @@ TRUST = 0.3
 """The part of what a loss differs from the curve's that is believed."""
 PARTED = 0.03
 """They have parted if the rounds that are needed differ from those that are left by more than this part."""
-WORTH = 0.1
-"""A new plan must save this part of what is left to pay if the old one still does."""
+WORTH, LEAST = 0.1, 0.01
+"""If the old plan still does, a new one must save this part of what is left to pay, and of the whole."""
 TOLERANCE = 0.02
 HAIR = 1e-4
 """Above the target by this part at least, as long as the target is not really met."""
@@ -85,7 +86,13 @@ class Standing:
     version: str
     clock_s: float
     loss: float
-    """As it is believed to be."""
+    """As it is believed to be"""
+    seen: float
+    """As it was seen"""
+
+
+def _followed(problem: Problem, file: Mapping[str, Any], at: Standing) -> Course:
+    return Course(from_file(problem, file, replans=True), at.round)
 
 
 @dataclass(frozen=True)
@@ -94,6 +101,8 @@ class Replanner:
     fleet: Fleet
     deadline_s: float
     """When it must be done; what was planned for may be earlier, the rest is a reserve."""
+    whole_j: float
+    """What the first plan was to take."""
 
     def believed(
         self, before: float, version: str, trained: str, used: Mapping[int, int], loss: float
@@ -112,31 +121,37 @@ class Replanner:
 
     def course(self, course: Course, at: Standing) -> Course:
         """The plan for the rest: the one there is, or a new one."""
-        here = self._from(at)
+        left, late = course.planned - at.round, at.clock_s >= self.problem.deadline_s
+        if left <= 0 and late:
+            return course
         limits = list(self._limits_s(at.clock_s))
-        left = course.planned - at.round
-        patient_s = limits[0] + PATIENCE * (self.deadline_s - limits[0])
-        rest = self._rest(course, at, replace(here, deadline_s=patient_s))
+        here = self._from(at, used_up=left <= 0)
+        patient = replace(here, deadline_s=limits[0] + PATIENCE * (self.deadline_s - limits[0]))
+        rest = self._rest(course, at, patient)
         if rest is not None and left > 0 and abs(len(rest.rounds) - left) <= PARTED * left:
             return course
-        if at.clock_s >= self.problem.deadline_s:
-            # In the reserve: no more hopes that another round of a small team will do. Others join.
-            return replace(course, cut=min(course.planned, at.round))
+        if late:  # in the reserve: no more hopes that another round of a small team will do, others join
+            return replace(course, cut=at.round)
         result = next((r for r in (self._solved(here, by_s) for by_s in limits) if r.plan is not None), None)
         if result is None or result.plan is None:
             return course  # nothing does any more: it goes on as it was, as far as there is time
-        if rest is not None and left > 0 and result.plan.energy_j > (1.0 - WORTH) * rest.energy_j:
-            return course
-        return Course(from_file(result.problem, result.to_dict(), replans=True), at.round)
+        if rest is not None:
+            worth_j = max(WORTH * rest.energy_j, LEAST * self.whole_j)
+            if result.plan.energy_j > rest.energy_j - worth_j:
+                return course if left > 0 else _followed(patient, as_file(patient, rest, "repeated"), at)
+        return _followed(result.problem, result.to_dict(), at)
 
-    def _from(self, at: Standing) -> Problem:
+    def _from(self, at: Standing, used_up: bool) -> Problem:
+        """The problem from here. A plan that is used up above the target promised too much: the next has to
+        promise twice the way that is left."""
         problem = self.problem
+        loss = 2.0 * at.seen - problem.target_loss if used_up else at.loss
         least = problem.loss_limit + HAIR * abs(problem.loss_limit)
         cap = None if problem.max_rounds is None else max(problem.max_rounds - at.round, 1)
         return replace(
             problem,
             start_version=at.version,
-            start_loss=max(at.loss, least),
+            start_loss=max(loss, least),
             start_time_s=at.clock_s,
             max_rounds=cap,
         )

@@ -95,7 +95,11 @@ class _Simulation:
         self.switches = {(s.source, s.target): s for s in self.problem.switches}
         self.places = {node.name: i for i, node in enumerate(self.problem.nodes)}
         self.course = Course(policy)
-        self.replanner = Replanner(self.problem, self.fleet, setting.deadline_s) if policy.replans else None
+        self.replanner = (
+            Replanner(self.problem, self.fleet, setting.deadline_s, policy.plan.energy_j)
+            if policy.replans
+            else None
+        )
         self.model = self._start_model()
 
     def run(self) -> dict[str, Any]:
@@ -155,7 +159,7 @@ class _Simulation:
         past = state.clock_s >= self.setting.deadline_s or state.round >= self._most_rounds
         if self.replanner is None or past or state.loss <= self.problem.loss_limit:
             return
-        at = Standing(state.round, state.version, state.clock_s, state.believed)
+        at = Standing(state.round, state.version, state.clock_s, state.believed, state.loss)
         course = self.replanner.course(self.course, at)
         if course.after != self.course.after:
             self.folder.add_plan(course.after, course.policy.file)
