@@ -140,6 +140,27 @@ def test_rounds_beyond_the_plan_are_owned_up_to(folder: Path) -> None:
     assert "<b>node</b>" not in page(read(folder))
 
 
+def test_plans_that_were_made_anew_are_told(folder: Path) -> None:
+    result = json.loads((folder / "result.json").read_text())
+    dump(folder / "result.json", {**result, "rounds": 14, "planned_rounds": 6})
+
+    def told(**event: object) -> tuple[str, ...]:
+        with (folder / "events.jsonl").open("a") as events:
+            events.write(json.dumps({"time_s": 1.0, **event}) + "\n")
+        return headline(read(folder)).sentences
+
+    parted = "Reality and plan parted on the way: what was left was planned anew"
+    once = told(round=4, event="replanned", rounds=10, energy_j=1.0, until_s=9.0)
+    assert f"{parted} once." in once
+    assert not any("enough" in sentence for sentence in once)  # the new plan had these rounds
+    assert f"{parted} 2 times." in told(round=6, event="replanned", rounds=6, energy_j=1.0, until_s=9.0)
+    beyond = told(round=12, event="beyond_plan", loss=0.5)
+    assert "The last plan was not enough: its last was repeated 3 times." in beyond
+    joined = told(round=13, event="joined", node="jetson")
+    assert "The last plan was not enough: its last team went on for 3 more, joined by jetson." in joined
+    assert "planned anew 2 times" in page(read(folder))
+
+
 def test_a_run_in_progress_says_so(tmp_path: Path) -> None:
     text = page(read(write_run(tmp_path / "run", finished=False, baselines=0)))
     assert "In progress: 4 of 6 planned rounds done" in text
