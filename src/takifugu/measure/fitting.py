@@ -21,7 +21,7 @@ from takifugu.plan.curves import CURVES, Exponential, Power
 
 LABEL_WEIGHTS = (0.0, 0.25, 0.5, 0.75, 1.0)
 
-_DOUBT = 2.0
+_DOUBT = 4.0
 """As many times better an exponential must predict the later rounds to be preferred."""
 
 _ENOUGH = 8

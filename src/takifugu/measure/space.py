@@ -16,17 +16,17 @@ from takifugu.plan.curves import Exponential, Power, make
 _PRIOR = 0.02
 """How much a parameter that the data say nothing about is held near its usual value."""
 
-_FLOOR_PRIOR = 0.3
+_FLOOR_PRIOR = 0.2
 """Likewise for the floor, and stronger: nothing is told less by early rounds, and nothing matters more."""
 
-_FLOOR_AT = 0.55
+_FLOOR_AT = 0.5
 """Where the floor usually is, as a part of the lowest loss that pilots of a tenth of a run have seen."""
 
 _EXPONENT_PRIOR = 0.1
 """Likewise for both exponents. With a weaker one a few noisy rounds pass for a steep curve that is nearly at
 its floor, and one bad small team for a cliff beyond which data cost nothing."""
 
-_KINSHIP = 0.15
+_KINSHIP = 0.3
 """Likewise, near the value of the reference version."""
 
 

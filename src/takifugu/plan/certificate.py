@@ -33,8 +33,8 @@ _REPAIRS = 2
 _STEP = 0.05
 """Steps of other versions count if they are this high, as a part of the cheapest round."""
 _LOOKS = 3
-_LOST = 0.002
-"""Where a repair takes more than this part of a value, its steps are given points of their own; so often."""
+"""So often steps are given points of their own, where a repair takes too much of a value."""
+LOST = 0.002
 
 
 @dataclass(frozen=True)
@@ -54,9 +54,11 @@ def certify(
     most_j: float,
     cells: Sequence[int],
     later: Later | None = None,
+    lost: float = LOST,
 ) -> Values:
     """A lower bound on what is left to pay, from one of the estimate's prices. `cells`: how finely each
-    version is looked at; values above `most_j` are of no interest and capped. `later`: the next phase."""
+    version is looked at; values above `most_j` are of no interest and capped. `later`: the next phase.
+    `lost`: where a repair takes more than this part of a value, that version is looked at again."""
     prices = estimate.prices[price]
     versions = len(terrain.offers)
     grids = [terrain.grid] * versions
@@ -94,7 +96,7 @@ def certify(
                 sound = _repaired(way, sound, guess, gains(way, sound) if k else ratio)
             if sound[-1] > highest:
                 highest, grids[v], value[v], ways[v] = float(sound[-1]), grid, sound, way
-            if look == _LOOKS or not close_look or sound[-1] >= guess[-1] * (1 - _LOST):
+            if look == _LOOKS or not close_look or sound[-1] >= guess[-1] * (1 - lost):
                 break
             more = step_points(curve, grid, guess, ratio, close)
             if not len(more):

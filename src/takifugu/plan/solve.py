@@ -20,7 +20,7 @@ from takifugu.errors import UsageError
 from takifugu.plan import relaxation
 from takifugu.plan.baselines import run_baselines
 from takifugu.plan.bounds import Guide
-from takifugu.plan.certificate import certify
+from takifugu.plan.certificate import LOST, certify
 from takifugu.plan.curves import Floats
 from takifugu.plan.options import Options
 from takifugu.plan.parts import Parts
@@ -43,12 +43,15 @@ from takifugu.plan.values import Terrain, Values
 
 CAUTION = (0.0, 0.0003, 0.0006, 0.001, 0.002, 0.003, 0.005, 0.008, 0.012, 0.02, 0.04, 0.08)
 """Parts of the deadline and of the round cap that plans hold back when they choose their prices."""
-ENOUGH = 1.001
-"""A plan this close to the estimate of the least energy is not improved by more caution."""
+ENOUGH, CAREFUL = 1.001, 0.003
+"""A plan this close to the estimate of the least energy is not improved by more caution; from so much caution
+on, half of the tolerance will do."""
 LARGE_FLEET = 2000
 CLEARLY = 0.6
 """Within this part of the tolerance of the estimate, a plan is left as it is until the proof is better."""
 PASSES = ((300, 400, 800), (700, 1000, 1600))
+QUICKLY = 0.55
+"""Where the estimate leaves this part of the tolerance to the proof, a quick certificate is tried first."""
 FINEST = 2200
 """Losses of an estimate, of a certificate, and shares: the second pass looks closer. A third certificate, as
 fine as that, follows where the estimate says that it will do."""
@@ -243,14 +246,23 @@ class Solver(Parts):
                 trail = posts.follow(caution)
                 if trail is not None and (best is None or trail.energy_j < best.energy_j):
                     best = trail
-                if best is not None and best.energy_j <= priced.energy_j * ENOUGH:
+                enough = ENOUGH if caution < CAREFUL else 1.0 + 0.5 * self.tolerance
+                if best is not None and best.energy_j <= priced.energy_j * enough:
                     break
         finally:
             if best is not None:
                 self._offer(best.decisions(), "values")
 
     def _certify(self, terrain: Terrain, priced: Priced, cells: int) -> None:
-        """The whole-round bound at the best prices, the finer the more rounds there are."""
+        """The whole-round bound at the best prices, no finer than it has to be."""
+        if self._promising(priced, 1.0 - QUICKLY):
+            self._prove(terrain, priced, cells // 2, 0.4 * self.tolerance)
+            if self._good():
+                return
+        self._prove(terrain, priced, cells, LOST if self._promising(priced, 1.0) else 0.4 * self.tolerance)
+
+    def _prove(self, terrain: Terrain, priced: Priced, cells: int, lost: float) -> None:
+        """The more rounds there are, the finer."""
         problem = self.problem
         prices = priced.values.prices[priced.best]
         limits = prices.per_second * (problem.time_limit - problem.start_time_s)
@@ -258,7 +270,9 @@ class Solver(Parts):
         known = priced.energy_j if self.plan is None else self.plan.energy_j
         rounds = 50 if self.plan is None else len(self.plan.rounds)
         fine = [max(cells, min(4 * rounds, 3 * cells))] * len(problem.versions)
-        found = certify(terrain, priced.values, priced.best, 1.3 * (known + limits), fine)
+        found = certify(
+            terrain, priced.values, priced.best, 1.3 * (known + limits), fine, lost=max(lost, LOST)
+        )
         self._raise_bound(float(found.from_start(problem)[0]), "whole-round bound")
 
     def _in_phases(self, priced: Priced, number: int) -> None:
