@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from takifugu.plan.attendance import Attendance
-from takifugu.plan.curves import Floats
+from takifugu.plan.curves import Exponential, Floats, Power
 from takifugu.plan.families import Family
 from takifugu.plan.plan import Decision
 from takifugu.plan.potentials import Prices
@@ -92,9 +92,10 @@ class Guideposts:
     phases: Sequence[tuple[float, float, Values]] = ()
     """When each ends, how many seconds more its values charge, and they themselves"""
     _menus: dict[tuple[int, int], Menu] = field(default_factory=dict, repr=False)
+    _quick: Ready | None = None
 
     def __post_init__(self) -> None:
-        index = self.problem.version_index
+        problem, index = self.problem, self.problem.version_index
         self._exits: list[list[tuple[int, float, float, float]]] = [[] for _ in self.problem.versions]
         for s in self.problem.switches:
             if self.families[index[s.target]] is not None:
@@ -103,11 +104,16 @@ class Guideposts:
         # Without a cap rounds are free, and infinity times nothing is no number.
         self._per_round = np.array([p.per_round for p in self.values.prices])
         self._capped = bool(self._per_round.any())
+        known = all(type(v.curve) in (Exponential, Power) for v in problem.versions)
+        if known and self.attendance is None and not self.phases:
+            self._quick = Ready.of(self)
 
     def follow(self, caution: float = 0.0) -> Trail | None:
         """The plan that the values lead to; nothing if it gets stuck or late. `caution`: the part of the
         time and of the round cap that it holds back when it chooses its prices."""
         problem = self.problem
+        if self._quick is not None:
+            return self._quick.follow(self, caution)
         version, loss = problem.version_index[problem.start_version], problem.start_loss
         energy, clock = 0.0, problem.start_time_s
         deadline_s = clock + (problem.time_limit - clock) * (1.0 - caution)
@@ -227,3 +233,97 @@ class Guideposts:
             float(offer.family.energy_j[row]),
             float(after[k]),
         )
+
+
+@dataclass
+class Ready:
+    """The same, compiled, for fleets that are always there: menus are laid out as they are asked for."""
+
+    exits: tuple[Ints, Ints, Floats, Floats, Floats]
+    shapes: tuple[NDArray[np.bool_], Floats, Floats]
+    value: Floats
+    """[version, price, point]"""
+    first: Ints
+    last: Ints
+    """[version, price]: where a menu begins and ends; -1: not laid out yet"""
+    menus: list[tuple[int, Menu]] = field(default_factory=list)
+    columns: tuple[Floats, Floats, Floats, Floats] = field(default_factory=lambda: (np.zeros(0),) * 4)
+    """Of all menus one after another: cost, share, asymptote, time"""
+
+    @classmethod
+    def of(cls, posts: Guideposts) -> Ready:
+        rows = [row for exits in posts._exits for row in exits]
+        begins = np.cumsum([0, *(len(exits) for exits in posts._exits)])
+        target = np.array([row[0] for row in rows], dtype=np.int64)
+        energy, time_s, jump = (np.array([row[k] for row in rows], dtype=float) for k in (1, 2, 3))
+        curves = [v.curve for v in posts.problem.versions]
+        pace = [c.scale if isinstance(c, Power) else c.rate for c in curves]  # type: ignore[attr-defined]
+        exponent = [c.exponent if isinstance(c, Power) else 1.0 for c in curves]
+        shapes = (
+            np.array([isinstance(c, Power) for c in curves]),
+            np.array(pace, dtype=float),
+            np.array(exponent, dtype=float),
+        )
+        shape = (len(curves), len(posts.values.prices))
+        first, last = np.full(shape, -1), np.full(shape, -1)
+        for version, family in enumerate(posts.families):
+            if family is None:  # an empty menu
+                first[version] = last[version] = 0
+        value = np.stack(posts.values.value)
+        return cls((begins, target, energy, time_s, jump), shapes, value, first, last)
+
+    def follow(self, posts: Guideposts, caution: float) -> Trail | None:
+        from takifugu.plan.compiled import trails
+
+        problem, clock, cap = posts.problem, posts.problem.start_time_s, posts.problem.max_rounds
+        while True:
+            count, version, price, place, start_s, end_s, loss = trails.follow(
+                problem.version_index[problem.start_version],
+                problem.start_loss,
+                clock,
+                problem.loss_limit,
+                problem.time_limit,
+                clock + (problem.time_limit - clock) * (1.0 - caution),
+                np.inf if cap is None else cap * (1.0 - caution),
+                min(cap or _MOST_ROUNDS, _MOST_ROUNDS),
+                posts.values.grids[0],
+                self.value,
+                posts._per_second,
+                posts._per_round,
+                self.exits,
+                (self.first, self.last, *self.columns),
+                self.shapes,
+                _SWITCH_REGRET,
+            )
+            if count > -2:
+                break
+            self._lay_out(posts, int(version[0]), int(price[0]))
+        if count < 0:
+            return None
+        switches = {(s.source, s.target): s.energy_j for s in problem.switches}
+        rounds, energy, before = [], 0.0, problem.start_version
+        begins = np.array([begin for begin, _ in self.menus])
+        for k in range(count):
+            which = int(np.searchsorted(begins, place[k], side="right")) - 1
+            offer = self.menus[which][1]
+            row = int(offer.rows[place[k] - begins[which]])
+            name = problem.versions[version[k]].name
+            energy_j = float(offer.family.energy_j[row])
+            energy_j += switches[before, name] if name != before else 0.0
+            rounds.append(
+                _Round(1.0, int(version[k]), offer.family, row, start_s[k], end_s[k], energy_j, loss[k])
+            )
+            energy, before = energy + energy_j, name
+        return Trail(tuple(rounds), energy, float(end_s[count - 1]) if count else clock)
+
+    def _lay_out(self, posts: Guideposts, version: int, price: int) -> None:
+        family = posts.families[version]
+        assert family is not None
+        offer = posts._menu(family, price)
+        curve = posts.problem.versions[version].curve
+        assert isinstance(curve, Exponential | Power)
+        more = (offer.cost, offer.share, curve.asymptote(offer.share), offer.time_s)
+        begin = len(self.columns[0])
+        self.columns = tuple(np.concatenate(pair) for pair in zip(self.columns, more, strict=True))  # type: ignore[assignment]
+        self.first[version, price], self.last[version, price] = begin, len(self.columns[0])
+        self.menus.append((begin, offer))
