@@ -62,3 +62,15 @@ def test_one_round_is_that_of_the_curves() -> None:
                 lowest = float(curve.asymptote(np.array([share]))[0])
             told = trails.after_round(power, pace, curve.exponent if power else 1.0, loss, share, lowest)
             assert told == pytest.approx(step_one(curve, loss, share), rel=1e-12, abs=1e-15)
+
+
+def test_many_rounds_are_those_of_the_curves() -> None:
+    loss, share = np.linspace(0.05, 3.0, 40), np.concatenate([[0.0, 1e-9], np.linspace(0.01, 1.0, 30)])
+    for curve in (Exponential(0.2, 0.05, 0.5, rate=0.8), Power(0.2, 0.05, 0.5, scale=2.0, exponent=0.7)):
+        power = isinstance(curve, Power)
+        pace = curve.scale if isinstance(curve, Power) else curve.rate
+        with np.errstate(divide="ignore"):
+            lowest = curve.asymptote(share)
+        told = trails.after_rounds(power, pace, 0.7 if power else 1.0, loss, share, lowest)
+        one_by_one = [[step_one(curve, float(a), float(x)) for x in share] for a in loss]
+        np.testing.assert_allclose(told, one_by_one, rtol=1e-12)

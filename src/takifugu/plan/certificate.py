@@ -206,8 +206,10 @@ class _Rounds:
 
     @classmethod
     def of(cls, curve: SmoothCurve, grid: Floats, close: Charges, exact: bool) -> _Rounds:
-        arrivals = Arrivals.of(curve, grid, close.high)
-        before = arrivals if exact else Arrivals.of(curve, grid, close.low)
+        if exact:
+            before = arrivals = Arrivals.of(curve, grid, close.high)
+        else:
+            before, arrivals = Arrivals.at_ends(curve, grid, close.low, close.high)
         weak, strong = curve.pull(grid[:, None], close.low[None, :], close.high[None, :])
         speed = _speed_per_cost(curve, grid[1:], close, exact)
         return cls(curve, close, before, arrivals, weak, strong, speed, exact)

@@ -19,7 +19,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from takifugu.plan.curves import Floats, SmoothCurve
+from takifugu.plan.curves import Exponential, Floats, Power, SmoothCurve
 from takifugu.plan.potentials import Landscape, Potential, Prices
 from takifugu.plan.problem import Problem
 from takifugu.plan.relaxation import Offers
@@ -46,17 +46,29 @@ class Arrivals:
 
     @classmethod
     def of(cls, curve: SmoothCurve, grid: Floats, shares: Floats) -> Arrivals:
-        after = np.minimum(curve.step(grid[:, None], shares[None, :]), grid[:, None])
-        place = np.searchsorted(grid, after.ravel(), side="right").reshape(after.shape) - 1
-        cell = np.clip(place, 0, len(grid) - 2)
-        done = after <= grid[0]
+        return cls._landed(grid, shares, _after(curve, grid, shares))
+
+    @classmethod
+    def at_ends(
+        cls, curve: SmoothCurve, grid: Floats, low: Floats, high: Floats
+    ) -> tuple[Arrivals, Arrivals]:
+        """With the shares at both ends of intervals, each of which begins where the one before it ends."""
+        assert np.array_equal(low[1:], high[:-1])
+        after = _after(curve, grid, np.concatenate([low[:1], high]))
+        return cls._landed(grid, low, after[:, :-1]), cls._landed(grid, high, after[:, 1:])
+
+    @classmethod
+    def _landed(cls, grid: Floats, shares: Floats, after: Floats) -> Arrivals:
+        from takifugu.plan.compiled import paths
+
+        cell, above, done = paths.landings(grid, np.ascontiguousarray(after))
         first = np.where(done.any(axis=1), done.argmax(axis=1), -1)
         points = np.arange(len(grid))
         # Shares come in increasing order, and no data at all leaves the loss as it is.
         before = np.where(first > 0, after[points, np.maximum(first - 1, 0)], grid)
         drop = np.maximum(before - after[points, first], 1e-300)
         short = np.clip((before - grid[0]) / drop, 0.0, 1.0)
-        return cls(grid, shares, cell, np.where(done, 0.0, after - grid[cell]), done, first, short)
+        return cls(grid, shares, cell, above, done, first, short)
 
     @cached_property
     def part(self) -> Floats:
@@ -72,6 +84,19 @@ class Arrivals:
         """[point, share]: the value (linear between points, 0 at the target) after the round."""
         slope = np.diff(value) / np.diff(self.grid)
         return np.where(self.done, 0.0, value[self.cell] + slope[self.cell] * self.above)
+
+
+def _after(curve: SmoothCurve, loss: Floats, share: Floats) -> Floats:
+    """[loss, share]: the loss after a round."""
+    from takifugu.plan.compiled import trails
+
+    with np.errstate(divide="ignore"):
+        if isinstance(curve, Exponential):
+            return trails.after_rounds(False, curve.rate, 1.0, loss, share, curve.asymptote(share))
+        if isinstance(curve, Power):
+            lowest = curve.asymptote(share)
+            return trails.after_rounds(True, curve.scale, curve.exponent, loss, share, lowest)
+    return np.minimum(curve.step(loss[:, None], share[None, :]), loss[:, None])
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,30 @@ from takifugu.plan.curves import Floats
 Ints = NDArray[np.int64]
 
 
+Landings = tuple[Ints, Floats, NDArray[np.bool_]]
+"""[point, share]: the grid point below the loss after a round, how far above it, target met or not."""
+
+
+@compiled
+def landings(grid: Floats, after: Floats) -> Landings:
+    """Where losses lie on a grid; quick where neighbours in a row lie near each other."""
+    points, shares = after.shape
+    cell, above = np.empty((points, shares), np.int64), np.empty((points, shares))
+    done = np.empty((points, shares), np.bool_)
+    for i in range(points):
+        at = point_below(grid, after[i, 0])
+        for k in range(shares):
+            loss = after[i, k]
+            while at > 0 and grid[at] > loss:
+                at -= 1
+            while at < len(grid) - 2 and grid[at + 1] <= loss:
+                at += 1
+            cell[i, k] = at
+            done[i, k] = loss <= grid[0]
+            above[i, k] = 0.0 if done[i, k] else loss - grid[at]
+    return cell, above, done
+
+
 @compiled
 def walk_up(
     cell: Ints, part: Floats, unfinished: Ints, costs: Floats, ceiling: Floats, value: Floats

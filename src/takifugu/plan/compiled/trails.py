@@ -38,6 +38,26 @@ def after_round(
 
 
 @compiled
+def after_rounds(
+    power: bool, pace: float, exponent: float, loss: Floats, share: Floats, asymptote: Floats
+) -> Floats:
+    """[loss, share]: the loss after a round."""
+    after = np.empty((len(loss), len(share)))
+    told = np.log(share) if power else np.exp(-pace * share)
+    for i in range(len(loss)):
+        for k in range(len(share)):
+            above, moved = loss[i] - asymptote[k], loss[i]
+            if above > 0.0 and not power:
+                moved = asymptote[k] + above * told[k]
+            elif above > 0.0 and share[k] > 0.0 and above / pace > 0.0:
+                back = -np.log(above / pace) / exponent
+                together = max(back, told[k]) + np.log1p(np.exp(-abs(back - told[k])))
+                moved = asymptote[k] + pace * np.exp(-exponent * together)
+            after[i, k] = min(moved, loss[i])
+    return after
+
+
+@compiled
 def left_at(grid: Floats, row: Floats, loss: float) -> float:
     """What is left to pay: linear between points, nothing at or below the first."""
     if loss <= grid[0]:
