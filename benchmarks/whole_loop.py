@@ -203,7 +203,7 @@ def one(name: str, seed: int, options: Any) -> dict[str, Any]:
 
         finding, wanted = profiled()
         passes = finding.pilot_passes
-        first = solve(wanted.with_reserve(options.reserve), 0.01, options.plan_s)
+        first = solve(wanted.with_reserve(options.reserve), options.tolerance, options.plan_s)
         if first.plan is not None and options.like:
             finding, wanted = profiled(first.to_dict())
         problem = wanted.with_reserve(options.reserve)
@@ -213,7 +213,7 @@ def one(name: str, seed: int, options: Any) -> dict[str, Any]:
         if options.confidence > 0:
             result = solve_robust(problem, options.confidence, 0.01, options.plan_s)
         else:
-            result = solve(problem, 0.01, options.plan_s)
+            result = solve(problem, options.tolerance, options.plan_s)
         planned_s = time.perf_counter() - began
         fits = {
             version: {"kind": fit.curve.kind, **fit.curve.parameters(), "r2": fit.goodness.r2}
@@ -311,6 +311,7 @@ def main() -> None:
         workload="digits",
         seeds=1,
         plan_s=20.0,
+        tolerance=0.02,
         confidence=0.0,
         slack=SLACK,
         reserve=RESERVE,

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from benchmarks.plan_instances import instance
 from generator import small_problem
 
 import takifugu
@@ -244,6 +245,30 @@ def test_who_is_never_there_is_not_counted_on(example: Path) -> None:
     assert verify(result.problem.to_dict(), result.to_dict()).ok
     nobody = replace(problem, nodes=tuple(replace(node, available=()) for node in copies))
     assert solve(nobody).status == "infeasible"
+
+
+def test_of_plans_within_the_tolerance_the_one_with_fewer_teams(monkeypatch: pytest.MonkeyPatch) -> None:
+    def teams(plan: Plan | None) -> int:
+        assert plan is not None
+        return len({(r.version, tuple(sorted(r.nodes.items()))) for r in plan.rounds})
+
+    simpler = 0
+    for seed in (4, 13, 22, 32, 40):
+        problem = instance(seed, nodes=8, rounds=8)
+        ours = solve(problem, 0.03)
+        with monkeypatch.context() as patched:
+            patched.setattr(Solver, "_simplify", lambda self: None)
+            cheapest = solve(problem, 0.03)
+        assert ours.gap is not None and ours.gap <= 0.03
+        assert ours.lower_bound_j == cheapest.lower_bound_j
+        assert teams(ours.plan) <= teams(cheapest.plan)
+        energies = [plan.energy_j for plan in run_baselines(problem).values() if plan is not None]
+        assert ours.energy_j <= min(energies) * (1 + 1e-9)
+        assert verify(problem.to_dict(), ours.to_dict()).ok
+        simpler += teams(ours.plan) < teams(cheapest.plan)
+        # Who asks for the least energy gets it.
+        assert "fewer teams" not in solve(problem, 0.0).stats["rungs"]
+    assert simpler >= 3
 
 
 def test_baselines_are_never_better(feasible: list[Problem], example: Path) -> None:

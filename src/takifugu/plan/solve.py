@@ -102,6 +102,14 @@ def solve(
     return solver.run(explain_infeasible)
 
 
+def _energy_j(plan: Plan | None) -> float:
+    return np.inf if plan is None else plan.energy_j
+
+
+def _teams(plan: Plan) -> int:
+    return len({(d.version, tuple(sorted(d.used.items()))) for d in plan.decisions})
+
+
 def _halved(grid: Floats) -> Floats:
     return np.sort(np.concatenate([grid, 0.5 * (grid[1:] + grid[:-1])]))
 
@@ -126,6 +134,8 @@ class Solver(Parts):
         self.infeasible = False
         self.thorough = True
         self.simple_tried = False
+        self.simplest: Plan | None = None
+        """The cheapest of the baselines"""
         self.by_phases = False
         """Whether they matter"""
         self.reached: Reached | None = None
@@ -141,6 +151,7 @@ class Solver(Parts):
             if self.plan is not None and self.thorough and self.plan.energy_j > self.bound_j:
                 self._simple()  # within the tolerance is not enough to be no dearer than these
             if self.plan is not None and self.thorough:
+                self._simplify()
                 self.plan = tidied(self.problem, self.fleet, self.plan, self.check)
         except OutOfTime:
             cut = True
@@ -415,9 +426,23 @@ class Solver(Parts):
             return
         for name, plan in run_baselines(self.problem).items():
             self.check()
-            if plan is not None:
-                self._offer(plan.decisions, name)
+            if plan is None:
+                continue
+            self._offer(plan.decisions, name)
+            if meets_limits(self.problem, plan) and plan.energy_j < _energy_j(self.simplest):
+                self.simplest = plan
         self.simple_tried = True
+
+    def _simplify(self) -> None:
+        """Of two plans within the tolerance the one with fewer teams: curves do not know what a change of
+        team costs, and a team that stays together does a little better than they say (decision 207)."""
+        assert self.plan is not None
+        other = self.simplest
+        if other is None or other.energy_j - self.bound_j > self.tolerance * other.energy_j:
+            return
+        if _teams(other) < _teams(self.plan):
+            self.plan = other
+            self.rungs.append("fewer teams")
 
     def _exact(self, max_labels: int) -> bool:
         """The exact search; true if it proved what it had to."""
