@@ -100,6 +100,13 @@ def test_what_cannot_be_had_by_then_is_planned_into_the_reserve() -> None:
     assert PROBLEM.deadline_s < course.policy.plan.time_s <= DEADLINE_S
 
 
+def test_a_deadline_earlier_than_planned_for_is_the_one_that_counts() -> None:
+    hurried = dataclasses.replace(REPLANNER, deadline_s=PROBLEM.deadline_s - 1.0)
+    course = hurried.course(FIRST, after(2))
+    assert course.after == 2
+    assert course.policy.plan.time_s <= (PROBLEM.deadline_s - 1.0) * (1 + 1e-9)
+
+
 def test_where_nothing_does_any_more_it_goes_on_as_it_was() -> None:
     assert REPLANNER.course(FIRST, standing(2, "dense", PROBLEM.deadline_s - 1.0, 2.0)) is FIRST
 

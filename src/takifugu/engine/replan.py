@@ -104,6 +104,11 @@ class Replanner:
     whole_j: float
     """What the first plan was to take."""
 
+    @property
+    def planned_s(self) -> float:
+        """The deadline that was planned for"""
+        return min(self.problem.deadline_s, self.deadline_s)
+
     def believed(
         self, before: float, version: str, trained: str, used: Mapping[int, int], loss: float
     ) -> float:
@@ -121,7 +126,7 @@ class Replanner:
 
     def course(self, course: Course, at: Standing) -> Course:
         """The plan for the rest: the one there is, or a new one."""
-        left, late = course.planned - at.round, at.clock_s >= self.problem.deadline_s
+        left, late = course.planned - at.round, at.clock_s >= self.planned_s
         if left <= 0 and late:
             return course
         limits = list(self._limits_s(at.clock_s))
@@ -158,11 +163,10 @@ class Replanner:
 
     def _limits_s(self, clock_s: float) -> Iterator[float]:
         """What to plan for: as planned; then with less and less of the time that is left in reserve."""
-        problem = self.problem
-        if clock_s < problem.deadline_s:
-            yield problem.deadline_s
-        if self.deadline_s > problem.deadline_s:
-            share = (self.deadline_s - problem.deadline_s) / (self.deadline_s - problem.start_time_s)
+        if clock_s < self.planned_s:
+            yield self.planned_s
+        if self.deadline_s > self.planned_s:
+            share = (self.deadline_s - self.planned_s) / (self.deadline_s - self.problem.start_time_s)
             for part in (1.0, 0.5, 0.25):
                 yield self.deadline_s - part * share * max(self.deadline_s - clock_s, 0.0)
         yield self.deadline_s

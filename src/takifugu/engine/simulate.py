@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +20,14 @@ from takifugu.engine.folder import RunFolder
 from takifugu.engine.policies import Policy
 from takifugu.engine.replan import Course, Replanner, Standing, resumed_course
 from takifugu.engine.setting import Setting
+from takifugu.engine.state import Begun, State, Trained
 from takifugu.engine.world import Outcome
 from takifugu.errors import CheckpointError, RunError, TrainingError
 from takifugu.lowrank.checkpoint import load, save
 from takifugu.lowrank.surgery import apply_, structure_of
 from takifugu.plan.fleet import Fleet, earliest_start
 from takifugu.plan.plan import Decision, Round
-from takifugu.plan.problem import Switch, at_most
+from takifugu.plan.problem import at_most
 from takifugu.train.cooperative import cooperative_round, member_seed, out_of
 from takifugu.train.evaluation import Score, evaluate
 from takifugu.train.round import Samples
@@ -42,37 +41,6 @@ MOST_ROUNDS = 2000
 NOBODY = "no node of the next round is available any more"
 
 Progress = Callable[[Row], None]
-
-
-@dataclass(frozen=True)
-class State:
-    """Where a run stands after a round (0: before the first)."""
-
-    round: int
-    version: str
-    clock_s: float
-    energy_j: float
-    bytes: float
-    loss: float
-    accuracy: float
-    believed: float
-    """The loss, less of the scatter of single rounds; what replanning goes by."""
-    members: int = 0
-
-    @classmethod
-    def after(cls, row: Row) -> State:
-        total = row["total"]
-        return cls(
-            row["round"],
-            row["version"],
-            row["end_s"],
-            total["energy_j"],
-            total["bytes"],
-            row["loss"],
-            row["accuracy"],
-            row["believed_loss"] if "believed_loss" in row else row["loss"],
-            row["members"],
-        )
 
 
 def simulate(
@@ -165,7 +133,7 @@ class _Simulation:
             self.folder.add_plan(course.after, course.policy.file)
         self.course = course
 
-    def _believed(self, state: State, begun: _Begun, loss: float) -> float:
+    def _believed(self, state: State, begun: Begun, loss: float) -> float:
         if self.replanner is None:
             return loss
         used = {self.places[name]: samples for name, samples in begun.returned.items()}
@@ -272,7 +240,7 @@ class _Simulation:
             present = staying
         return present
 
-    def _begin(self, state: State) -> _Begun | None:
+    def _begin(self, state: State) -> Begun | None:
         """The next round as the server sets it off; nothing, if no member is available any more."""
         problem, number = self.problem, state.round + 1
         decision, predicted = self._next(state)
@@ -289,7 +257,7 @@ class _Simulation:
             for name, samples in members.items()
         }
         absent = tuple(problem.nodes[place].name for place in sorted(set(decision.used) - set(used)))
-        return _Begun(
+        return Begun(
             number,
             decision,
             version.name,
@@ -330,14 +298,14 @@ class _Simulation:
         self.progress(row)
         return after, reason
 
-    def _slowest(self, begun: _Begun) -> float:
+    def _slowest(self, begun: Begun) -> float:
         """When the server has waited long enough, in seconds after the start."""
         slowest = max((begun.outcomes[name].time_s for name in begun.returned), default=0.0)
         if len(begun.returned) < len(begun.members):
             slowest = max(slowest, PATIENCE * (begun.planned_s - self.problem.overhead_s))
         return slowest
 
-    def _node_rows(self, begun: _Begun, slowest: float, trained: _Trained) -> list[Row]:
+    def _node_rows(self, begun: Begun, slowest: float, trained: Trained) -> list[Row]:
         return [
             {
                 "round": begun.number,
@@ -355,10 +323,10 @@ class _Simulation:
     def _row(
         self,
         state: State,
-        begun: _Begun,
+        begun: Begun,
         slowest: float,
         nodes: Sequence[Row],
-        trained: _Trained,
+        trained: Trained,
         score: Score,
     ) -> Row:
         switch, predicted = begun.switch, begun.predicted
@@ -394,7 +362,7 @@ class _Simulation:
             **self._outlook(state, begun, score.loss),
         }
 
-    def _outlook(self, state: State, begun: _Begun, loss: float) -> Row:
+    def _outlook(self, state: State, begun: Begun, loss: float) -> Row:
         """What going on needs to know of the plan in force."""
         if self.replanner is None:
             return {}
@@ -410,10 +378,10 @@ class _Simulation:
             return 0.0
         return self.setting.world.nodes[name].idle_watts * (slowest - outcome.time_s)
 
-    def _train(self, number: int, members: Mapping[str, int]) -> _Trained:
+    def _train(self, number: int, members: Mapping[str, int]) -> Trained:
         """The members' training, from the server's model; if nobody came back, it stays as it is."""
         if not members:
-            return _Trained({}, None, 0.0)
+            return Trained({}, None, 0.0)
         setting = self.setting
         outcome = cooperative_round(
             self.model,
@@ -425,7 +393,7 @@ class _Simulation:
             out_of=out_of(setting.weights, setting.shares),
         )
         losses = {name: member.loss for name, member in outcome.members.items()}
-        return _Trained(losses, outcome.loss, outcome.truncation)
+        return Trained(losses, outcome.loss, outcome.truncation)
 
     def _part(self, name: str, samples: int, number: int) -> Samples:
         """As many of a node's samples as it is to use: others in every round, so that all are seen."""
@@ -445,7 +413,7 @@ class _Simulation:
             return self._event("target_met", state.round, state.clock_s, loss=state.loss)
         return self._event("stopped", state.round, state.clock_s, reason=reason)
 
-    def _events(self, state: State, begun: _Begun) -> list[Row]:
+    def _events(self, state: State, begun: Begun) -> list[Row]:
         number, switch, events = begun.number, begun.switch, []
         beyond, plan = number - self.course.planned, self.course.policy.plan
         joined = self.course.policy.joined
@@ -479,33 +447,3 @@ class _Simulation:
             if outcome.status in kinds
         ]
         return events
-
-
-@dataclass(frozen=True)
-class _Begun:
-    """A round that has been set off: who takes part, and what will become of them."""
-
-    number: int
-    decision: Decision
-    version: str
-    switch: Switch | None
-    predicted: Round | None
-    ready_s: float
-    start_s: float
-    planned_s: float
-    """How long it should take by the profile, without the switch."""
-    members: Mapping[str, int]
-    outcomes: Mapping[str, Outcome]
-    absent: tuple[str, ...]
-    """Whose windows are over by the true clock."""
-
-    @cached_property
-    def returned(self) -> dict[str, int]:
-        return {name: n for name, n in self.members.items() if self.outcomes[name].status != "dropped"}
-
-
-@dataclass(frozen=True)
-class _Trained:
-    losses: Mapping[str, float]
-    loss: float | None
-    truncation: float
