@@ -154,7 +154,7 @@ def test_nothing_changes_for_a_trifle(monkeypatch: pytest.MonkeyPatch) -> None:
     assert REPLANNER.course(FIRST, at) is FIRST
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     number=st.integers(1, len(PLAN.rounds) - 1),
     loss=st.floats(0.3, 2.5),

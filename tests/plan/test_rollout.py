@@ -13,7 +13,7 @@ from takifugu.plan.rollout import Guideposts
 from takifugu.plan.values import Terrain
 
 
-@pytest.mark.parametrize("seed", [4, 12, 18, 60, 63, 84])
+@pytest.mark.parametrize("seed", [4, 12, 60, 63])
 def test_compiled_or_not_the_same_plans_are_found(seed: int) -> None:
     """Labels, parts, idle power, caps and switches both ways among them; one by one in Python is the oracle."""
     problem = instance(seed)
