@@ -14,9 +14,10 @@ from test_simulation import files, lines
 
 from takifugu.engine import replan
 from takifugu.engine.policies import Policy, baselines, from_file
-from takifugu.engine.replan import Course, Replanner, Standing
+from takifugu.engine.replan import Course, Replanner
 from takifugu.engine.setting import Setting
 from takifugu.engine.simulate import simulate
+from takifugu.engine.state import State
 from takifugu.engine.world import World
 from takifugu.errors import RunError
 from takifugu.plan.curves import step_one
@@ -45,18 +46,18 @@ FIRST = Course(from_file(PROBLEM, FOUND.to_dict(), replans=True))
 REPLANNER = Replanner(PROBLEM, Fleet.of(PROBLEM), DEADLINE_S, PLAN.energy_j)
 
 
-def after(number: int, loss: float | None = None, late_s: float = 0.0) -> Standing:
+def after(number: int, loss: float | None = None, late_s: float = 0.0) -> State:
     """After a round of the plan: as planned, or with another loss, or later."""
     row = PLAN.rounds[number - 1]
     end_s = PLAN.time_s if number == len(PLAN.rounds) else PLAN.rounds[number].start_s
     return standing(number, row.version, end_s + late_s, row.loss if loss is None else loss)
 
 
-def standing(number: int, version: str, clock_s: float, loss: float) -> Standing:
-    return Standing(number, version, clock_s, loss, loss)
+def standing(number: int, version: str, clock_s: float, loss: float) -> State:
+    return State(number, version, clock_s, 0.0, 0.0, loss, 0.0, believed=loss)
 
 
-def paper(course: Course, at: Standing) -> Any:
+def paper(course: Course, at: State) -> Any:
     """The rest of the first plan, carried out on paper from somewhere, by the planner's own replay."""
     here = dataclasses.replace(
         PROBLEM, start_version=at.version, start_loss=at.loss, start_time_s=at.clock_s, max_rounds=None
@@ -128,7 +129,7 @@ def test_a_plan_that_is_used_up_above_the_target_has_to_promise_twice_as_much() 
     target = PROBLEM.target_loss
     end = after(len(PLAN.rounds) - 1, loss=target * 1.05)
     short = dataclasses.replace(FIRST, cut=end.round)
-    course = REPLANNER.course(short, dataclasses.replace(end, loss=target))
+    course = REPLANNER.course(short, dataclasses.replace(end, believed=target))
     assert course.after == end.round
     problem = Problem.from_dict(course.policy.file["problem"])
     assert problem.start_loss == pytest.approx(target * 1.10)  # of what was seen, not of what is believed

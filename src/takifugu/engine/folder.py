@@ -90,7 +90,7 @@ class RunFolder:
             raise RunError(f"{path / 'run.json'}: 'versions' is missing; put it back, or start anew")
         for name in ("problem.json", "plan.json"):
             durable.read_json(path / name)
-        return cls(path, header)
+        return cls(path, {"replan": False, **header})  # there are runs from before there was any
 
     def check_same(self, header: Mapping[str, Any]) -> None:
         """Refuses to go on with another problem, plan, seed, world or deadline than the run began with."""
@@ -107,8 +107,7 @@ class RunFolder:
             "versions",
         )
         for key in same:
-            default = False if key == "replan" else None  # runs of before there was any
-            ours, theirs = self.header.get(key, default), json.loads(json.dumps(header.get(key, default)))
+            ours, theirs = self.header.get(key), json.loads(json.dumps(header.get(key)))
             if ours != theirs:
                 raise RunError(
                     f"{self.path}: was started with another {key.removesuffix('_sha256')} "

@@ -17,6 +17,7 @@ from typing import Any
 from takifugu.durable import Row
 from takifugu.engine.folder import RunFolder
 from takifugu.engine.policies import Policy, as_file, from_file
+from takifugu.engine.state import State
 from takifugu.errors import ProblemError, RunError
 from takifugu.plan.curves import step_one
 from takifugu.plan.fleet import Fleet
@@ -78,20 +79,7 @@ def resumed_course(policy: Policy, folder: RunFolder, row: Row) -> Course:
     return course if planned == course.planned else replace(course, cut=planned)
 
 
-@dataclass(frozen=True)
-class Standing:
-    """Where a run stands after a round."""
-
-    round: int
-    version: str
-    clock_s: float
-    loss: float
-    """As it is believed to be"""
-    seen: float
-    """As it was seen"""
-
-
-def _followed(problem: Problem, file: Mapping[str, Any], at: Standing) -> Course:
+def _followed(problem: Problem, file: Mapping[str, Any], at: State) -> Course:
     return Course(from_file(problem, file, replans=True), at.round)
 
 
@@ -124,7 +112,7 @@ class Replanner:
             expected = step_one(self.problem.versions[index].curve, before, share)
         return expected + TRUST * (loss - expected)
 
-    def course(self, course: Course, at: Standing) -> Course:
+    def course(self, course: Course, at: State) -> Course:
         """The plan for the rest: the one there is, or a new one."""
         left, late = course.planned - at.round, at.clock_s >= self.planned_s
         if left <= 0 and late:
@@ -146,11 +134,11 @@ class Replanner:
                 return course if left > 0 else _followed(patient, as_file(patient, rest, "repeated"), at)
         return _followed(result.problem, result.to_dict(), at)
 
-    def _from(self, at: Standing, used_up: bool) -> Problem:
+    def _from(self, at: State, used_up: bool) -> Problem:
         """The problem from here. A plan that is used up above the target promised too much: the next has to
         promise twice the way that is left."""
         problem = self.problem
-        loss = 2.0 * at.seen - problem.target_loss if used_up else at.loss
+        loss = 2.0 * at.loss - problem.target_loss if used_up else at.believed
         least = problem.loss_limit + HAIR * abs(problem.loss_limit)
         cap = None if problem.max_rounds is None else max(problem.max_rounds - at.round, 1)
         return replace(
@@ -171,7 +159,7 @@ class Replanner:
                 yield self.deadline_s - part * share * max(self.deadline_s - clock_s, 0.0)
         yield self.deadline_s
 
-    def _rest(self, course: Course, at: Standing, here: Problem) -> Plan | None:
+    def _rest(self, course: Course, at: State, here: Problem) -> Plan | None:
         """What is left of the plan, on paper from here until the target is met, its last round repeated if
         need be. Nothing, if that breaks a limit."""
         decisions = course.policy.plan.decisions

@@ -18,7 +18,7 @@ from torch import nn
 from takifugu.durable import Row
 from takifugu.engine.folder import RunFolder
 from takifugu.engine.policies import Policy
-from takifugu.engine.replan import Course, Replanner, Standing, resumed_course
+from takifugu.engine.replan import Course, Replanner, resumed_course
 from takifugu.engine.setting import Setting
 from takifugu.engine.state import Begun, State, Trained
 from takifugu.engine.world import Outcome
@@ -127,8 +127,7 @@ class _Simulation:
         past = state.clock_s >= self.setting.deadline_s or state.round >= self._most_rounds
         if self.replanner is None or past or state.loss <= self.problem.loss_limit:
             return
-        at = Standing(state.round, state.version, state.clock_s, state.believed, state.loss)
-        course = self.replanner.course(self.course, at)
+        course = self.replanner.course(self.course, state)
         if course.after != self.course.after:
             self.folder.add_plan(course.after, course.policy.file)
         self.course = course

@@ -38,7 +38,7 @@ from takifugu.plan.result import OPTIMAL_GAP, Result
 from takifugu.plan.rollout import Guideposts, Trail
 from takifugu.plan.search import OutOfTime, Search
 from takifugu.plan.sweep import Sweep
-from takifugu.plan.tidy import tidied
+from takifugu.plan.tidy import teams, tidied
 from takifugu.plan.values import Terrain, Values
 
 CAUTION = (0.0, 0.0003, 0.0006, 0.001, 0.002, 0.003, 0.005, 0.008, 0.012, 0.02, 0.04, 0.08)
@@ -104,10 +104,6 @@ def solve(
 
 def _energy_j(plan: Plan | None) -> float:
     return np.inf if plan is None else plan.energy_j
-
-
-def _teams(plan: Plan) -> int:
-    return len({(d.version, tuple(sorted(d.used.items()))) for d in plan.decisions})
 
 
 def _halved(grid: Floats) -> Floats:
@@ -440,7 +436,7 @@ class Solver(Parts):
         other = self.simplest
         if other is None or other.energy_j - self.bound_j > self.tolerance * other.energy_j:
             return
-        if _teams(other) < _teams(self.plan):
+        if teams(other) < teams(self.plan):
             self.plan = other
             self.rungs.append("fewer teams")
 

@@ -21,11 +21,15 @@ Block = tuple[Decision, int]
 """A decision, and how many rounds in a row it is taken."""
 
 
+def teams(plan: Plan) -> int:
+    """How many different ones, with their versions, a plan asks for."""
+    return len({_team(decision) for decision in plan.decisions})
+
+
 def tidied(problem: Problem, fleet: Fleet, plan: Plan, check: Callable[[], None]) -> Plan:
     """The plan with fewer changes of team, or as it is."""
     best, blocks = plan, _blocks(plan.decisions)
-    sets = {_team(decision) for decision in plan.decisions}
-    if len(blocks) <= len(sets):
+    if len(blocks) <= teams(plan):
         return plan
 
     def kept(candidate: Sequence[Block]) -> Plan | None:

@@ -29,8 +29,10 @@ def after_round(
     if not power:
         moved: float = asymptote + above * np.exp(-pace * share)
         return min(moved, loss)
-    if share <= 0.0 or above / pace == 0.0:
+    if share <= 0.0:
         return loss
+    if above / pace == 0.0:  # too small for a number
+        return asymptote
     back, more = -np.log(above / pace) / exponent, np.log(share)
     together = max(back, more) + np.log1p(np.exp(-abs(back - more)))
     moved = asymptote + pace * np.exp(-exponent * together)
@@ -43,17 +45,9 @@ def after_rounds(
 ) -> Floats:
     """[loss, share]: the loss after a round."""
     after = np.empty((len(loss), len(share)))
-    told = np.log(share) if power else np.exp(-pace * share)
     for i in range(len(loss)):
         for k in range(len(share)):
-            above, moved = loss[i] - asymptote[k], loss[i]
-            if above > 0.0 and not power:
-                moved = asymptote[k] + above * told[k]
-            elif above > 0.0 and share[k] > 0.0 and above / pace > 0.0:
-                back = -np.log(above / pace) / exponent
-                together = max(back, told[k]) + np.log1p(np.exp(-abs(back - told[k])))
-                moved = asymptote[k] + pace * np.exp(-exponent * together)
-            after[i, k] = min(moved, loss[i])
+            after[i, k] = after_round(power, pace, exponent, loss[i], share[k], asymptote[k])
     return after
 
 
