@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from takifugu.errors import ProblemError, UsageError, near_misses
-from takifugu.plan.baselines import BASELINES, best_effort
+from takifugu.plan.baselines import BASELINES, MOST_COHORTS, best_effort
 from takifugu.plan.plan import FORMAT, Decision, Plan, Round, meets_limits, replay
 from takifugu.plan.problem import Problem
 
@@ -90,8 +90,8 @@ def baselines(problem: Problem, only: str | None = None) -> list[Policy]:
         plan = best_effort(problem, name) if only in (None, slug) else None
         if plan is None or not plan.rounds:
             continue
-        distinct = {(d.version, tuple(sorted(d.used.items()))) for d in plan.decisions}
-        turns = len(distinct) if slug == "rotating-cohorts" else 1
+        last = {tuple(sorted(d.used.items())) for d in plan.decisions[-MOST_COHORTS:]}
+        turns = len(last) if slug == "rotating-cohorts" else 1
         joined = joined_by_others(problem, plan) if turns == 1 else None
         near = near_enough(problem, plan)
         policies.append(Policy(name, slug, plan, as_file(problem, plan, name), turns, joined, near))

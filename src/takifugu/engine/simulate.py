@@ -28,6 +28,7 @@ from takifugu.lowrank.surgery import apply_, structure_of
 from takifugu.plan.fleet import Fleet, earliest_start
 from takifugu.plan.plan import Decision, Round
 from takifugu.plan.problem import at_most
+from takifugu.plan.turnout import Turnout
 from takifugu.train.cooperative import cooperative_round, member_seed, out_of
 from takifugu.train.evaluation import Score, evaluate
 from takifugu.train.round import Samples
@@ -60,6 +61,7 @@ class _Simulation:
         self.problem = setting.problem
         self.progress = progress or (lambda _: None)
         self.fleet = Fleet.of(self.problem)
+        self.turnout = Turnout(self.fleet)
         self.switches = {(s.source, s.target): s for s in self.problem.switches}
         self.places = {node.name: i for i, node in enumerate(self.problem.nodes)}
         self.course = Course(policy)
@@ -215,29 +217,8 @@ class _Simulation:
         start = earliest_start(self.fleet.common_windows(decision.used), ready_s, cost.time_s)
         if start is not None:
             return start, dict(decision.used), cost.time_s
-        windows = [self.problem.nodes[place].available or () for place in decision.used]
-        openings = {ready_s, *(a for own in windows for a, _ in own if a > ready_s)}
-        best: tuple[float, dict[int, int], float] | None = None
-        for opening in sorted(openings):
-            present = self._present(decision, opening)
-            if present and (best is None or sum(present.values()) > sum(best[1].values())):
-                best = opening, present, self.fleet.round_cost(decision.version, present).time_s
-        return best
-
-    def _present(self, decision: Decision, opening: float) -> dict[int, int]:
-        """Who can stay for a whole round that begins now; without those who cannot, it may be shorter."""
-        present = dict(decision.used)
-        while present:
-            time_s = self.fleet.round_cost(decision.version, present).time_s
-            staying = {
-                place: samples
-                for place, samples in present.items()
-                if earliest_start(self.problem.nodes[place].available, opening, time_s) == opening
-            }
-            if len(staying) == len(present):
-                break
-            present = staying
-        return present
+        found = self.turnout.largest(decision.version, decision.used, ready_s)
+        return None if found is None else (found.start_s, dict(found.used), found.cost.time_s)
 
     def _begin(self, state: State) -> Begun | None:
         """The next round as the server sets it off; nothing, if no member is available any more."""

@@ -3,6 +3,8 @@
 Each is a function from a `Bench` (the problem with its fleet and node sets) to decisions, or nothing if it
 cannot meet the limits. A new baseline is one function and one line in `BASELINES`.
 
+Where nodes come and go, a team is whoever of it is there (`turnout.py`); nobody waits for those who are not.
+
 Whoever runs a baseline for real wants to know what it does even where it is bound to miss: on a bench with
 `best_effort` it goes on until the target or the deadline, and among ways that all miss takes the lowest loss.
 """
@@ -12,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,8 +24,10 @@ from takifugu.plan.curves import Floats, step_one
 from takifugu.plan.fleet import Fleet, RoundCost, Used
 from takifugu.plan.plan import Decision, Plan, meets_limits, replay
 from takifugu.plan.problem import Problem
+from takifugu.plan.turnout import Muster, Turnout
 
 _MOST_ROUNDS = 2000
+MOST_COHORTS = 4
 _WHOLE_TURNS = 12
 """Rounds in which two, three or four cohorts have all had the same number of turns."""
 
@@ -43,6 +47,17 @@ class Bench:
         if key not in self._known:
             self._known[key] = (used, self.fleet.round_cost(version, used))
         return self._known[key][1]
+
+    @cached_property
+    def turnout(self) -> Turnout | None:
+        """Who comes; nothing if everybody always does."""
+        return None if self.fleet.always_available else Turnout(self.fleet)
+
+    def muster(self, version: int, used: Used, ready_s: float) -> Muster | None:
+        """The next round of a team, as it can be held; nothing if it never can."""
+        if self.turnout is not None:
+            return self.turnout.of(version, used, ready_s)
+        return Muster(ready_s, used, self.cost(version, used))
 
     @cached_property
     def rounds(self) -> int:
@@ -69,22 +84,32 @@ class Bench:
             np.append(family.time_s[rows], cost.time_s),
             np.append(family.energy_j[rows], cost.energy_j),
             np.append(family.share[rows], cost.share),
-            lambda place: family.used(int(rows[place])) if place < len(rows) else everyone,
+            cache(lambda place: family.used(int(rows[place])) if place < len(rows) else everyone),
         )
+
+    def there(self, version: int, teams: Teams, clock_s: float) -> tuple[Floats, Floats]:
+        """Shares and energies of the teams with those who are there; waiting costs infinitely much."""
+        musters = [self.muster(version, team, clock_s) for team in teams.all()]
+        first = min((m.start_s for m in musters if m is not None), default=math.inf)
+        share, energy_j = teams.share.copy(), np.full(len(musters), np.inf)
+        for place, muster in enumerate(musters):
+            if muster is not None and muster.start_s == first:
+                share[place], energy_j[place] = muster.cost.share, muster.cost.energy_j
+        return share, energy_j
 
     @cached_property
     def _labels(self) -> int:
         return 1 if self.fleet.mix is None else self.fleet.mix.shape[1]
 
     def until_done(
-        self, choose: Callable[[int, float], Decision | None], within_j: float = math.inf
+        self, choose: Callable[[int, _Walk], Decision | None], within_j: float = math.inf
     ) -> Plan | None:
-        """Rounds as `choose(round, loss)` says until the target is met; nothing if a limit is broken, or if
-        it takes more energy than what counts."""
+        """Rounds as `choose(round, where it stands)` says until the target is met; nothing if a limit is
+        broken, or if it takes more energy than what counts."""
         problem = self.problem
         state = _Walk(self)
         for number in range(self.rounds):
-            decision = choose(number, state.loss)
+            decision = choose(number, state)
             if decision is None or not decision.used or not state.do(decision):
                 break
             if state.energy_j > within_j and not self.best_effort:
@@ -134,11 +159,11 @@ class Teams:
 
 
 class _Walk:
-    """Loss and a lower estimate of the clock along decisions; the final replay is the judge."""
+    """Loss and clock along decisions; the final replay is the judge."""
 
     def __init__(self, bench: Bench) -> None:
         problem = bench.problem
-        self.problem, self.cost = problem, bench.cost
+        self.problem, self.bench = problem, bench
         self.version, self.loss = problem.version_index[problem.start_version], problem.start_loss
         self.clock, self.energy_j, self.stuck = problem.start_time_s, 0.0, False
         self.decisions: list[Decision] = []
@@ -162,14 +187,20 @@ class _Walk:
         before = self.loss
         if not self.switch_to(decision.version):
             return False
-        cost = self.cost(decision.version, decision.used)
-        self.clock += cost.time_s
-        self.energy_j += cost.energy_j
+        muster = self.bench.muster(decision.version, decision.used, self.clock)
+        if muster is None:
+            return False
+        self.clock = muster.start_s + muster.cost.time_s
+        self.energy_j += muster.cost.energy_j
         curve = self.problem.versions[decision.version].curve
-        self.loss = step_one(curve, self.loss, cost.share)
-        self.decisions.append(decision)
-        self.stuck = self.loss >= before and len(self.decisions) > 1
+        self.loss = step_one(curve, self.loss, muster.cost.share)
+        self.decisions.append(Decision(decision.version, muster.used))
+        self.stuck = self.loss >= before and len(self.decisions) > 1 and not self._others_come(muster.start_s)
         return self.clock <= self.problem.time_limit
+
+    def _others_come(self, since_s: float) -> bool:
+        turnout = self.bench.turnout
+        return turnout is not None and turnout.more_to_come(since_s)
 
 
 def _fixed(bench: Bench, version: int, team: Used) -> Plan | None:
@@ -177,16 +208,17 @@ def _fixed(bench: Bench, version: int, team: Used) -> Plan | None:
 
 
 def _best_fixed(bench: Bench, version: int, teams: Teams | None) -> Plan | None:
-    """The best of the teams, each with this version to the end; all of them are followed at once."""
+    """The best of the teams, each with this version to the end; all of them are followed at once, unless
+    they change as nodes come and go."""
     begin = _Walk(bench)
     if teams is None or not begin.switch_to(version):
         return None
-    if bench.best_effort:
+    if bench.best_effort or bench.turnout is not None:
         return bench.best(_fixed(bench, version, team) for team in teams.all())
     problem = bench.problem
     rounds = _rounds_until(problem, version, begin.loss, teams.share, bench.rounds)
     ends_s, energy_j = begin.clock + rounds * teams.time_s, begin.energy_j + rounds * teams.energy_j
-    in_time = (rounds > 0) & (ends_s <= problem.time_limit * (1 + 1e-9))  # windows only make it later
+    in_time = (rounds > 0) & (ends_s <= problem.time_limit * (1 + 1e-9))
     for place in np.flatnonzero(in_time)[np.argsort(energy_j[in_time], kind="stable")]:
         plan = replay(problem, [Decision(version, teams.used(int(place)))] * int(rounds[place]), bench.fleet)
         if plan is not None and meets_limits(problem, plan):
@@ -255,7 +287,7 @@ def nodes_first(bench: Bench) -> Plan | None:
     first = _best_fixed(bench, start, bench.teams(start))
     if first is None or not first.decisions:
         return None
-    team = first.decisions[0].used
+    team = {i: n for decision in first.decisions for i, n in decision.used.items()}
     fits = bench.fleet.by_version
 
     def fitting(version: int) -> dict[int, int]:
@@ -282,12 +314,14 @@ def greedy_loss_per_joule(bench: Bench) -> Plan | None:
         teams = bench.teams(version, 12)
         if teams is None:
             return None
-        share, energy = teams.share, np.maximum(teams.energy_j, 1e-300)
         curve = bench.problem.versions[version].curve
 
-        def choose(_: int, loss: float) -> Decision:
-            drop = loss - curve.step(np.full(len(share), loss), share)
-            return Decision(version, teams.used(int(np.argmax(drop / energy))))
+        def choose(_: int, now: _Walk) -> Decision:
+            share, energy_j = teams.share, teams.energy_j
+            if bench.turnout is not None:  # what the teams are worth with those who are there
+                share, energy_j = bench.there(version, teams, now.clock)
+            drop = now.loss - curve.step(np.full(len(share), now.loss), share)
+            return Decision(version, teams.used(int(np.argmax(drop / np.maximum(energy_j, 1e-300)))))
 
         return bench.until_done(choose, within_j)
 
@@ -322,7 +356,7 @@ def rotating_cohorts(bench: Bench) -> Plan | None:
         turns = [{i: int(bench.fleet.samples[i]) for i in who[k::cohorts]} for k in range(cohorts)]
         return bench.until_done(lambda number, _: Decision(start, turns[number % cohorts]))
 
-    return bench.best(plan(n) for n in (2, 3, 4) if n <= len(who))
+    return bench.best(plan(n) for n in range(2, MOST_COHORTS + 1) if n <= len(who))
 
 
 BASELINES: dict[str, Callable[[Bench], Plan | None]] = {
