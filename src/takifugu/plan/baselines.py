@@ -78,6 +78,9 @@ class Bench:
             return None
         unit = float(family.energy_j.mean() / max(family.time_s.mean(), 1e-12))
         rows = families.thin(family, [0.0, unit, 10 * unit], 0.0, most // 3)
+        if self.turnout is not None:  # each has to be followed on its own
+            rows = rows[np.argsort(family.share[rows], kind="stable")]
+            rows = rows[np.unique(np.linspace(0, len(rows) - 1, 5 * most).round().astype(int))]
         everyone = self.everyone(version)
         cost = self.cost(version, everyone)
         return Teams(

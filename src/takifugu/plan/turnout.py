@@ -6,6 +6,7 @@ it begins when the first of them comes.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -25,16 +26,24 @@ class Muster(NamedTuple):
     cost: RoundCost
 
 
+class _Crowd(NamedTuple):
+    """Members of a team who are there from one coming or going to the next, and the first to leave."""
+
+    used: Used
+    cost: RoundCost
+    until_s: float
+
+
 class _Team(NamedTuple):
     members: Used
     who: Ints
     opens: Floats
     """[member, window]"""
     closes: Floats
-
-    def there(self, start_s: float, until_s: float) -> NDArray[np.bool_]:
-        """Members with one window that contains this whole stretch."""
-        return np.asarray(((self.opens <= start_s) & (self.closes >= until_s)).any(axis=1))
+    moments: list[float]
+    """When one of them comes or goes"""
+    crowds: dict[tuple[int, int], _Crowd | None]
+    """By version, and by how many of the moments are over"""
 
 
 class Turnout:
@@ -45,8 +54,8 @@ class Turnout:
         never = (np.inf, -np.inf)
         table = np.array([[*row, *[never] * (most - len(row))] for row in rows])
         self._opens, self._closes = table[..., 0], table[..., 1]
+        self._last_opening = float(self._opens.max(where=self._opens < np.inf, initial=-np.inf))
         self._teams: dict[int, _Team] = {}
-        self._rated: dict[tuple[int, int, bytes], tuple[Used, RoundCost]] = {}
 
     def of(self, version: int, used: Used, ready_s: float) -> Muster | None:
         """The next round of a team; nothing, if none of its members ever comes again for long enough."""
@@ -56,33 +65,49 @@ class Turnout:
         """The round with the most samples, at whatever moment it can be held; the earliest of equals."""
         return max(self._held(version, used, ready_s), key=lambda m: sum(m.used.values()), default=None)
 
+    def more_to_come(self, clock_s: float) -> bool:
+        return clock_s < self._last_opening
+
     def _held(self, version: int, used: Used, ready_s: float) -> Iterator[Muster]:
         """Rounds of a team: now, and whenever somebody comes."""
         team, start_s = self._team(used), ready_s
         while start_s < np.inf:
-            there = team.there(start_s, start_s)
-            while there.any():
-                members, cost = self._rate(version, team, there)
-                staying = there & team.there(start_s, start_s + cost.time_s)
-                if staying.sum() == there.sum():
-                    yield Muster(start_s, members, cost)
-                    break
-                there = staying  # without those who leave the round may be shorter
+            crowd = self._there(version, team, start_s)
+            if crowd is not None and start_s + crowd.cost.time_s > crowd.until_s:
+                crowd = self._staying(version, team, start_s, crowd)
+            if crowd is not None:
+                yield Muster(start_s, crowd.used, crowd.cost)
             start_s = float(team.opens.min(where=team.opens > start_s, initial=np.inf))
-
-    def more_to_come(self, clock_s: float) -> bool:
-        return bool(((self._opens > clock_s) & (self._opens < np.inf)).any())
 
     def _team(self, used: Used) -> _Team:
         key = id(used)
         if key not in self._teams:  # which keeps `used`, so its id stays its own
             who = np.fromiter(used, dtype=np.int64)
-            self._teams[key] = _Team(used, who, self._opens[who], self._closes[who])
+            opens, closes = self._opens[who], self._closes[who]
+            moments = np.unique(np.concatenate([opens, closes], axis=None))
+            self._teams[key] = _Team(used, who, opens, closes, moments.tolist(), {})
         return self._teams[key]
 
-    def _rate(self, version: int, team: _Team, there: NDArray[np.bool_]) -> tuple[Used, RoundCost]:
-        key = (version, id(team.members), there.tobytes())
-        if key not in self._rated:
-            members = {int(i): team.members[int(i)] for i in team.who[there]}
-            self._rated[key] = (members, self.fleet.round_cost(version, members))
-        return self._rated[key]
+    def _there(self, version: int, team: _Team, clock_s: float) -> _Crowd | None:
+        key = (version, bisect_right(team.moments, clock_s))
+        if key not in team.crowds:
+            team.crowds[key] = self._crowd(version, team, (team.opens <= clock_s) & (team.closes > clock_s))
+        return team.crowds[key]
+
+    def _staying(self, version: int, team: _Team, start_s: float, crowd: _Crowd) -> _Crowd | None:
+        """Without those who leave before the end; the round may then be shorter."""
+        found: _Crowd | None = crowd
+        while found is not None and start_s + found.cost.time_s > found.until_s:
+            whole = (team.opens <= start_s) & (team.closes >= start_s + found.cost.time_s)
+            in_it = np.array([[int(i) in found.used] for i in team.who])
+            found = self._crowd(version, team, whole & in_it)
+        return found
+
+    def _crowd(self, version: int, team: _Team, windows: NDArray[np.bool_]) -> _Crowd | None:
+        """Members with one of these windows."""
+        there = windows.any(axis=1)
+        if not there.any():
+            return None
+        used = {int(i): team.members[int(i)] for i in team.who[there]}
+        until = np.where(windows, team.closes, -np.inf).max(axis=1)[there].min()
+        return _Crowd(used, self.fleet.round_cost(version, used), float(until))
