@@ -202,7 +202,7 @@ def test_a_part_of_a_surprise_is_believed() -> None:
 
 def run_setting(folder: Path) -> tuple[Setting, Policy]:
     """A true fleet unlike its profile, and curves that promise too little at first, too much later."""
-    data = hungry_when_fast(loss=0.9, deadline_s=14.0, max_rounds=40)
+    data = hungry_when_fast(loss=1.0, deadline_s=14.0, max_rounds=40)
     world = World.draw(Problem.from_dict(data), 2, dropout=0.05, slowdown=0.1)
     setting = small_fleet.setting(data, folder, world, seed=3, deadline_s=20.0)
     result = solve(setting.problem, tolerance=0.01)

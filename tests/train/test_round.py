@@ -10,9 +10,9 @@ from torch import nn
 
 import takifugu as tk
 from takifugu.errors import DataError, TrainingError, UsageError
-from takifugu.train.cooperative import cooperative_round, member_seed
+from takifugu.train.cooperative import Mean, cooperative_round, member_seed
 from takifugu.train.evaluation import evaluate
-from takifugu.train.round import RoundSpec, Samples, train_round
+from takifugu.train.round import RoundSpec, Samples, step_count, train_round
 from takifugu.zoo.small import cnn, mlp
 
 SGD = {"kind": "sgd", "lr": 0.1, "momentum": 0.9}
@@ -185,16 +185,64 @@ def test_a_round_moves_the_model_in_proportion_to_its_data() -> None:
     before = copy.deepcopy(start.state_dict())
     data = {name: _data(12, i) for i, name in enumerate("ab")}
     moved = {}
-    for out_of in (None, 24, 48, 96):
+    for fleet in (None, 24, 48, 96):
         model = copy.deepcopy(start)
-        cooperative_round(model, data, RoundSpec(4, SGD), 0, out_of=out_of)
-        moved[out_of] = _moved(before, model)
+        cooperative_round(model, data, RoundSpec(4, SGD), 0, mean=Mean(fleet))
+        moved[fleet] = _moved(before, model)
     assert torch.equal(moved[24], moved[None])  # everyone is there: nothing changes
     assert torch.allclose(moved[48], moved[None] / 2, atol=1e-6)
     assert torch.allclose(moved[96], moved[None] / 4, atol=1e-6)
     with pytest.raises(TrainingError, match="used 24 samples out of 23"):
-        cooperative_round(start, data, RoundSpec(4, SGD), 0, out_of=23)
+        cooperative_round(start, data, RoundSpec(4, SGD), 0, mean=Mean(23))
     assert _same(start.state_dict(), before)
+
+
+@pytest.mark.parametrize("weights", ["normalized", "fleet"])
+def test_nodes_of_unequal_size_move_the_model_by_their_data(weights: str) -> None:
+    """Where every step goes equally far, a team's part of the way is its part of the data: if changes count
+    by step. Counted by samples, whoever has three times the data goes nine times as far."""
+    sizes = {"a": 12, "b": 4, "c": 36, "d": 22}
+    data = {name: Samples(torch.ones(size, 6), torch.zeros(size).long()) for name, size in sizes.items()}
+    spec = RoundSpec(4, {"kind": "sgd", "lr": 0.1}, loss=lambda outputs, _: outputs.mean())
+    mean = Mean.of(weights, data, spec)
+    start = torch.nn.Linear(6, 1)
+
+    def way(*team: str) -> float:
+        model = copy.deepcopy(start)
+        cooperative_round(model, {name: data[name] for name in team}, spec, 0, mean=mean)
+        return float((model.weight - start.weight).norm().detach())
+
+    def part(power: int, *team: str) -> float:
+        # of 22 samples in batches of 4 there are 6 steps, the last on 2
+        steps = {name: -(-size // 4) for name, size in sizes.items()}
+        worth = {name: sizes[name] * (steps[name] if power == 2 else 1) for name in sizes}
+        return sum(worth[name] for name in team) / sum(worth.values())
+
+    power = 1 if weights == "normalized" else 2
+    for team in (("a",), ("b",), ("c",), ("d",), ("a", "b"), ("b", "c", "d"), tuple("abcd")):
+        assert way(*team) / way(*"abcd") == pytest.approx(part(power, *team), rel=1e-4)
+
+
+def test_nodes_of_equal_size_count_the_same_by_step_and_by_samples() -> None:
+    data = {name: _data(12, i) for i, name in enumerate("abc")}
+    models = []
+    for weights in ("normalized", "fleet"):
+        torch.manual_seed(0)
+        model = mlp(inputs=6, classes=3)
+        mean = Mean.of(weights, data, RoundSpec(4, SGD))
+        cooperative_round(model, {"a": data["a"]}, RoundSpec(4, SGD), 0, mean=mean)
+        models.append(model)
+    for one, two in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        assert torch.allclose(one, two, atol=1e-7)
+
+
+@pytest.mark.parametrize("samples", [1, 2, 4, 5, 8, 9, 10])
+@pytest.mark.parametrize("batch_size", [1, 2, 4])
+@pytest.mark.parametrize("passes", [1, 3])
+def test_steps_are_counted_beforehand(samples: int, batch_size: int, passes: int) -> None:
+    spec = RoundSpec(batch_size, SGD, passes)
+    update = train_round(mlp(inputs=6, classes=3), _data(samples), spec, 0)
+    assert step_count(samples, spec) == update.steps
 
 
 def test_low_rank_products_move_in_proportion_too() -> None:
@@ -206,7 +254,7 @@ def test_low_rank_products_move_in_proportion_too() -> None:
     cooperative_round(trained, {"a": _data(12)}, RoundSpec(4, SGD), 0)
     for how, close in (("products", 0.02), ("factors", 0.2)):
         model = copy.deepcopy(start)
-        outcome = cooperative_round(model, {"a": _data(12)}, RoundSpec(4, SGD), 0, how, out_of=36)
+        outcome = cooperative_round(model, {"a": _data(12)}, RoundSpec(4, SGD), 0, how, mean=Mean(36))
         for one, two, three in zip(_dense(start), _dense(trained), _dense(model), strict=True):
             exact = one + (two - one) / 3
             assert (three - exact).norm() <= close * (two - one).norm()

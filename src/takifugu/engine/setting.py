@@ -20,7 +20,7 @@ from takifugu.lowrank.averaging import check_how
 from takifugu.lowrank.surgery import build_swaps
 from takifugu.plan.problem import Problem
 from takifugu.structure import Structure
-from takifugu.train.cooperative import check_weights
+from takifugu.train.cooperative import DEFAULT_WEIGHTS, check_weights
 from takifugu.train.round import RoundSpec, Samples
 from takifugu.train.workload import Workload
 
@@ -50,7 +50,7 @@ class Setting:
     world: World
     seed: int = 0
     averaging: str = AVERAGING
-    weights: str = "fleet"
+    weights: str = DEFAULT_WEIGHTS
     """What the server's mean is over; docs/decisions/204 has the reason."""
     until_s: float | None = None
     """When the run must be done, if not by the deadline that was planned for."""

@@ -29,7 +29,7 @@ from takifugu.plan.fleet import Fleet, earliest_start
 from takifugu.plan.plan import Decision, Round
 from takifugu.plan.problem import at_most
 from takifugu.plan.turnout import Turnout
-from takifugu.train.cooperative import cooperative_round, member_seed, out_of
+from takifugu.train.cooperative import Mean, cooperative_round, member_seed
 from takifugu.train.evaluation import Score, evaluate
 from takifugu.train.round import Samples
 
@@ -62,6 +62,7 @@ class _Simulation:
         self.progress = progress or (lambda _: None)
         self.fleet = Fleet.of(self.problem)
         self.turnout = Turnout(self.fleet)
+        self.mean = Mean.of(setting.weights, setting.shares, setting.spec)
         self.switches = {(s.source, s.target): s for s in self.problem.switches}
         self.places = {node.name: i for i, node in enumerate(self.problem.nodes)}
         self.course = Course(policy)
@@ -370,7 +371,7 @@ class _Simulation:
             setting.seed,
             setting.averaging,
             round_index=number,
-            out_of=out_of(setting.weights, setting.shares),
+            mean=self.mean,
         )
         losses = {name: member.loss for name, member in outcome.members.items()}
         return Trained(losses, outcome.loss, outcome.truncation)

@@ -29,12 +29,12 @@ HOW = ("factors", "products")
 
 
 class Trained(Protocol):
-    """A node's contribution: the state it ended with, and how many samples stand behind it."""
+    """A node's contribution: the state it ended with, and for how many samples it counts."""
 
     @property
     def state(self) -> Mapping[str, Tensor]: ...
     @property
-    def samples(self) -> int: ...
+    def samples(self) -> float: ...
 
 
 @dataclass(frozen=True, eq=False)

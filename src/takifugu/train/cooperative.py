@@ -5,18 +5,20 @@ Pilots and the simulation both call it, so that what was predicted and what is r
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor, nn
 
 from takifugu.errors import TrainingError, UsageError, near_misses
-from takifugu.lowrank.averaging import Trained, average
-from takifugu.train.round import RoundSpec, Samples, Update, train_round
+from takifugu.lowrank.averaging import average
+from takifugu.train.round import RoundSpec, Samples, Update, step_count, train_round
 from takifugu.train.seeds import derived
 
-WEIGHTS = ("fleet", "members")
-"""The mean is over the whole fleet, where whoever sits out counts as unchanged, or over the members alone."""
+WEIGHTS = ("normalized", "fleet", "members")
+"""The mean is over the whole fleet, where whoever sits out counts as unchanged, with a node's change counted
+by step or by its samples; or it is over the members alone (docs/decisions/204, 208)."""
+DEFAULT_WEIGHTS = WEIGHTS[0]
 
 
 @dataclass(frozen=True)
@@ -44,11 +46,11 @@ def member_seed(seed: int, round_index: int, name: str) -> int:
 
 
 @dataclass(frozen=True, eq=False)
-class _Unchanged:
-    """The part of the fleet that sat out, or did not come back: it still has the server's state."""
+class _Weighed:
+    """A state, and for how many samples it counts in the mean."""
 
     state: Mapping[str, Tensor]
-    samples: int
+    samples: float
 
 
 def check_weights(weights: str, where: str = "weights") -> None:
@@ -58,9 +60,41 @@ def check_weights(weights: str, where: str = "weights") -> None:
         )
 
 
-def out_of(weights: str, shares: Mapping[str, Samples]) -> int | None:
-    """`cooperative_round`'s argument of that name, for a fleet with these shares of the data."""
-    return sum(map(len, shares.values())) if weights == "fleet" else None
+@dataclass(frozen=True)
+class Mean:
+    """What the server's mean is taken over."""
+
+    fleet: int | None = None
+    """Samples of the whole fleet: those that a round does not use count as unchanged, so that it moves the
+    model in proportion to its data (docs/decisions/204). None: the mean is over the members alone."""
+    even: float | None = None
+    """By how much the samples of a step are multiplied to be what its change counts for: whoever has more
+    samples takes more steps, and would otherwise count for them twice (docs/decisions/208)."""
+
+    @classmethod
+    def of(cls, weights: str, shares: Mapping[str, Samples], spec: RoundSpec) -> Mean:
+        """For a fleet with these shares of the data."""
+        check_weights(weights)
+        if weights == "members":
+            return cls()
+        whole = sum(map(len, shares.values()))
+        if weights == "fleet":
+            return cls(whole)
+        each = sum(len(own) / step_count(len(own), spec) for own in shares.values() if len(own))
+        return cls(whole, whole / each)  # so that all together count for all samples
+
+    def weighed(self, updates: Sequence[Update], start: Mapping[str, Tensor]) -> list[_Weighed]:
+        """The updates with what they count for, and the state before the round for what is left."""
+        found = [_Weighed(update.state, self._counts(update)) for update in updates]
+        left = 0.0 if self.fleet is None else self.fleet - sum(one.samples for one in found)
+        # What rounding leaves of nothing must not count.
+        return [*found, _Weighed(start, left)] if left > 1e-9 * (self.fleet or 0) else found
+
+    def _counts(self, update: Update) -> float:
+        return update.samples if self.even is None else self.even * update.samples / update.steps
+
+
+MEMBERS = Mean()
 
 
 def cooperative_round(
@@ -71,13 +105,11 @@ def cooperative_round(
     how: str = "factors",
     *,
     round_index: int = 0,
-    out_of: int | None = None,
+    mean: Mean = MEMBERS,
 ) -> Outcome:
     """`train_round` for each member from the model's state, then the average, loaded back into `model`.
 
-    `out_of` are the samples of the whole fleet: the model's state before the round enters the average for
-    all that were not used, so that a round moves the model in proportion to its data (docs/decisions/204).
-    None: the average is over the members alone. Results do not depend on the members' order.
+    Results do not depend on the members' order.
     """
     pairs = members.items() if isinstance(members, Mapping) else members
     # Sums of floats depend on their order, so that must not depend on the caller.
@@ -97,14 +129,11 @@ def cooperative_round(
             except TrainingError as error:
                 raise TrainingError(f"node {name!r}, round {round_index}: {error}") from error
         total = sum(update.samples for update in updates)
-        if out_of is not None and out_of < total:
+        if mean.fleet is not None and mean.fleet < total:
             raise TrainingError(
-                f"round {round_index} used {total} samples out of {out_of}; give those of the whole fleet"
+                f"round {round_index} used {total} samples out of {mean.fleet}; give those of the whole fleet"
             )
-        weighed: list[Trained] = [*updates]
-        if out_of is not None and out_of > total:
-            weighed.append(_Unchanged(start, out_of - total))
-        averaged = average(model, weighed, how)
+        averaged = average(model, mean.weighed(updates, start), how)
     except BaseException:
         model.load_state_dict(start)
         raise

@@ -32,7 +32,7 @@ from takifugu.lowrank.checkpoint import load, save
 from takifugu.lowrank.surgery import apply_
 from takifugu.measure.trajectories import SWITCHED, Observation
 from takifugu.structure import Structure
-from takifugu.train.cooperative import check_weights, cooperative_round, out_of
+from takifugu.train.cooperative import DEFAULT_WEIGHTS, Mean, check_weights, cooperative_round
 from takifugu.train.courses import (
     WARMUP,
     Course,
@@ -123,7 +123,7 @@ class Pilots:
     warmup: int = 3
     amounts: Sequence[float] = (1.0, 0.5, 0.25)
     how: str = "factors"
-    weights: str = "fleet"
+    weights: str = DEFAULT_WEIGHTS
     fresh: int = 0
     leading: Sequence[str] = ()
     """All nodes, those first that small teams are made of: a plan's, if there is one."""
@@ -157,7 +157,7 @@ class Pilots:
     def courses(self) -> tuple[Course, ...]:
         """The single runs, in their order; a run comes after the one it goes on from."""
         everyone = subset_of(self.shares, self.classes, tuple(self.shares))
-        length = Length(self.rounds, self.warmup, self.fresh, by_share=self.weights == "fleet")
+        length = Length(self.rounds, self.warmup, self.fresh, by_share=self.weights != "members")
         return courses([rung.name for rung in self.rungs], everyone, self.subsets(), length)
 
     @property
@@ -227,6 +227,7 @@ class Pilots:
         else:
             model, loss = self._begin(state, course, clock)
         members = {name: self.shares[name] for name in course.team.nodes}
+        mean = Mean.of(self.weights, self.shares, self.spec)
         for index in range(len(done) + 1, course.rounds + 1):
             # The round's number in the fleet's life: branches see the same batches, and can be compared.
             outcome = cooperative_round(
@@ -236,7 +237,7 @@ class Pilots:
                 self.seed,
                 self.how,
                 round_index=course.rounds_before + index,
-                out_of=out_of(self.weights, self.shares),
+                mean=mean,
             )
             score = evaluate(model, self.validation, self.spec.loss)
             one = PilotRound(

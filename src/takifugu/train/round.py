@@ -114,6 +114,12 @@ def _step(
     return training_step_(optimizer, lambda: spec.loss(model(inputs), labels), check=check)
 
 
+def step_count(samples: int, spec: RoundSpec) -> int:
+    """How many steps a round on so many samples takes."""
+    batches, last = divmod(samples, spec.batch_size)
+    return spec.passes * max(1, batches + (last > 1 or (last == 1 and batches == 0)))
+
+
 def _batches(samples: int, batch_size: int, shuffle: torch.Generator) -> Iterator[Tensor]:
     """A shuffled pass. A single last sample joins the batch before it: batch norm could not train on it."""
     batches = list(torch.randperm(samples, generator=shuffle).split(batch_size))

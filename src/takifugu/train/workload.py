@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from takifugu.errors import DataError, UsageError, near_misses
 from takifugu.train import models, optimizers, partition
-from takifugu.train.cooperative import check_weights
+from takifugu.train.cooperative import DEFAULT_WEIGHTS, check_weights
 from takifugu.train.round import RoundSpec, Samples
 from takifugu.zoo import datasets
 
@@ -52,7 +52,7 @@ class Workload:
     low_rank: Sequence[str] = ()
     """Name patterns of the layers that go low-rank; none: what is usual for the model."""
     partition: Mapping[str, Any] = field(default_factory=lambda: {"kind": "iid"})
-    weights: str = "fleet"
+    weights: str = DEFAULT_WEIGHTS
     """What the server's mean is over: the whole fleet, or the members of the round (docs/decisions/204)."""
     validation: float = 0.1
     limit: int | None = None
@@ -84,7 +84,7 @@ class Workload:
         if missing := [name for name in needed if name not in table]:
             raise UsageError(f"workload.{missing[0]}: is missing; give {_said(missing[0])}")
         optimizers.check(table["optimizer"], "workload.optimizer")
-        check_weights(table.get("weights", "fleet"), "workload.weights")
+        check_weights(table.get("weights", DEFAULT_WEIGHTS), "workload.weights")
         if table["batch_size"] < 1:
             raise UsageError(f"workload.batch_size: {table['batch_size']} is not at least 1")
         if not 0 < table.get("validation", 0.1) < 1:
@@ -252,7 +252,7 @@ def _said(field_name: str) -> str:
         "partition": "a table such as { kind = 'iid' }",
         "batch_size": "a whole number of at least 1",
         "optimizer": "a table such as { kind = 'sgd', lr = 0.05 }",
-        "weights": "'fleet' or 'members'",
+        "weights": "'normalized', 'fleet' or 'members'",
         "validation": "a share between 0 and 1",
         "limit": "a whole number of samples",
         "seed": "a whole number",
