@@ -53,7 +53,7 @@ NODES = 8
 def predict_and_run(table: dict[str, Any], seed: int, options: Any) -> dict[str, Any]:
     from takifugu.lowrank.surgery import apply_
     from takifugu.measure.fitting import fit_versions, predict
-    from takifugu.train.cooperative import cooperative_round
+    from takifugu.train.cooperative import Mean, cooperative_round
     from takifugu.train.evaluation import evaluate
     from takifugu.train.ladder import ladder
     from takifugu.train.pilots import Pilots
@@ -67,6 +67,8 @@ def predict_and_run(table: dict[str, Any], seed: int, options: Any) -> dict[str,
         workload.load(data_dir),
         workload.build(data_dir),
     )
+    spec = workload.spec()
+    mean = Mean.of(workload.weights, shares, spec)
     example = data.validation.inputs[:2]
     rungs = ladder(model, [0.25], workload.where(model), example, workload.batch_size)
     full = options.full_rounds
@@ -80,11 +82,12 @@ def predict_and_run(table: dict[str, Any], seed: int, options: Any) -> dict[str,
         shares,
         data.validation,
         data.classes,
-        workload.spec(),
+        spec,
         workload.seed,
         rounds,
         warmup,
         AMOUNTS,
+        weights=workload.weights,
     )
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
@@ -104,7 +107,7 @@ def predict_and_run(table: dict[str, Any], seed: int, options: Any) -> dict[str,
         for index in range(1, full + 1):
             if index == warmup + 1:
                 apply_(version, rung.structure)
-            cooperative_round(version, shares, workload.spec(), workload.seed, round_index=index)
+            cooperative_round(version, shares, spec, workload.seed, round_index=index, mean=mean)
             losses.append(evaluate(version, data.validation).loss)
         fit, last = fits.versions[rung.name], losses[-1]
         # From the end of the warm-up, which the pilots have seen.
