@@ -21,7 +21,7 @@ Floats = NDArray[np.float64]
 
 SEEN, FRESH, SWITCHED = "seen", "fresh", "switched"
 
-ALONE = 0.2
+ALONE = 0.08
 """What a round of a small team counts that others join later: its loss shows the labels it lacks, which come
 back within two rounds, more than what it has learnt. The rounds after others have joined tell the latter."""
 
