@@ -20,7 +20,7 @@ from takifugu.plan.fleet import Fleet, Used
 from takifugu.plan.options import Options
 
 THRESHOLDS = 400
-KNAPSACKS, ITEMS = 8000, 2_000_000
+KNAPSACKS, ITEMS = 16_000, 2_000_000
 """Most round-time thresholds per version; most knapsacks (thresholds times label multipliers), and items in
 them (times nodes). More thresholds than that are merged, which loosens the bound a little."""
 
@@ -82,11 +82,16 @@ def priced_multipliers(
 
 def used_multipliers(fleet: Fleet, known: Floats, rounds: Iterable[tuple[int, Used]]) -> Floats:
     """More multipliers, for rounds (version, samples used) of a plan: there the bound has to be close."""
+    costs = [(version, fleet.round_cost(version, used)) for version, used in rounds]
+    return round_multipliers(fleet, known, [(version, c.share, c.time_s) for version, c in costs])
+
+
+def round_multipliers(fleet: Fleet, known: Floats, rounds: Iterable[tuple[int, float, float]]) -> Floats:
+    """More multipliers, for rounds of a version with a share and a length."""
     found = list(known)
-    for version, used in rounds:
-        cost = fleet.round_cost(version, used)
-        limit_s = (cost.time_s - fleet.problem.overhead_s) * (1 + 1e-12)
-        z = _dual_multiplier(fleet, version, cost.share, limit_s)
+    for version, share, time_s in rounds:
+        limit_s = (time_s - fleet.problem.overhead_s) * (1 + 1e-12)
+        z = _dual_multiplier(fleet, version, share, limit_s)
         if z is not None:
             found.append(z)
     return np.unique(np.round(np.array(found), 4), axis=0)
@@ -146,6 +151,16 @@ class Offers:
     left_j: Floats
     exact: bool
     """Whether the rows are complete achievable rounds (one time per row, no grid)."""
+    multiplier: NDArray[np.int64] | None = None
+    """[time, share]: of the labels' multipliers the one that the bound comes from"""
+
+    def needed(self, per_second: float, nearly: float) -> NDArray[np.int64]:
+        """Multipliers without which some round that is nearly the cheapest of its share would cost less."""
+        if self.multiplier is None:
+            return np.zeros(0, dtype=np.int64)
+        cost = self.tangent_j + per_second * self.time_s[:, None]
+        near = np.isfinite(cost) & (cost <= nearly * cost.min(axis=0))
+        return np.unique(self.multiplier[near])
 
     def sketch(self) -> Offers:
         """A few of the offers: no bound, but quick, for finding good prices."""
@@ -226,7 +241,7 @@ def relaxed_offers(
     most = max(min(THRESHOLDS, min(KNAPSACKS, ITEMS // len(who)) // len(multipliers)), 64)
     lows, highs = _ladder(crowd.level_s.ravel(), most, favoured_s)
     weights = np.ascontiguousarray(effective_weights(fleet, multipliers)[:, who])  # [z, node], over Q
-    tangent, left = sets.knapsacks(crowd, weights, lows, highs, shares)
+    tangent, left, which = sets.knapsacks(crowd, weights, lows, highs, shares)
     problem = fleet.problem
     return Offers(
         lows + problem.overhead_s,
@@ -234,6 +249,7 @@ def relaxed_offers(
         tangent + problem.overhead_j,
         left + problem.overhead_j,
         exact=False,
+        multiplier=which,
     )
 
 
