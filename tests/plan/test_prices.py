@@ -5,6 +5,8 @@ import pytest
 from benchmarks.plan_instances import instance
 
 from takifugu.plan import parts as module
+from takifugu.plan import relaxation
+from takifugu.plan.curves import Floats
 from takifugu.plan.label_prices import cheapest_rounds
 from takifugu.plan.parts import Parts
 from takifugu.plan.potentials import Prices
@@ -56,3 +58,35 @@ def test_multipliers_of_a_round_suit_that_round() -> None:
     assert sharp.tangent_j[row, column] > 1.02 * plain.tangent_j[row, column]
     assert (sharp.tangent_j >= plain.tangent_j * (1 - 1e-12)).all()
     assert set(np.unique(sharp.needed(0.0, 1.0))) <= {0, 1}
+
+
+@pytest.mark.parametrize("rate", [3.0, 300.0])
+def test_merged_round_times_are_split_until_nothing_is_lost(
+    rate: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem = instance(3, nodes=200)
+    apart = Parts(problem).offers[1]
+    monkeypatch.setattr(relaxation, "THRESHOLDS", 64)
+    parts = Parts(problem)
+    parts.prices = Prices(rate)
+    assert apart is not None
+
+    def least(offers: relaxation.Offers) -> tuple[Floats, Floats]:
+        timed = rate * offers.time_s[:, None]
+        return (offers.tangent_j + timed).min(axis=0), (offers.left_j + timed).min(axis=0)
+
+    merged = parts.offers[1]
+    assert merged is not None
+    assert len(merged.time_s) == 64
+    assert (least(merged)[0] < least(apart)[0] * (1 - 1e-4)).any()
+    for _ in range(6):
+        before = least(parts.offers[1])[0]  # type: ignore[arg-type]
+        parts.split_(3)
+        now = parts.offers[1]
+        assert now is not None
+        assert (np.diff(now.time_s) > 0).all()
+        assert (now.time_s[1:] > now.until_s[:-1]).all()  # type: ignore[index]
+        assert (least(now)[0] >= before * (1 - 1e-12)).all()
+        for bound, truth in zip(least(now), least(apart), strict=True):
+            assert (bound <= truth * (1 + 1e-12)).all()
+    assert least(now)[0] == pytest.approx(least(apart)[0], rel=1e-9)

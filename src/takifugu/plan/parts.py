@@ -113,6 +113,16 @@ class Parts:
         self.points = points
         self.offers = self.relaxed(self.multipliers, favoured_s=favoured_s)
 
+    def split_(self, pieces: int) -> None:
+        """Offers anew where round times are merged and it matters."""
+        per_second, found = self.prices.per_second, []
+        for v, offers in enumerate(self.offers):
+            self.check()
+            if offers is not None and not offers.exact:
+                offers = relaxation.split_offers(self.fleet, v, self.multipliers, offers, per_second, pieces)
+            found.append(offers)
+        self.offers = found
+
     def relaxed(
         self,
         multipliers: Floats,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -153,6 +154,8 @@ class Offers:
     """Whether the rows are complete achievable rounds (one time per row, no grid)."""
     multiplier: NDArray[np.int64] | None = None
     """[time, share]: of the labels' multipliers the one that the bound comes from"""
+    until_s: Floats | None = None
+    """[time]: where round times are merged, the longest that is charged as `time_s`"""
 
     def needed(self, per_second: float, nearly: float) -> NDArray[np.int64]:
         """Multipliers without which some round that is nearly the cheapest of its share would cost less."""
@@ -250,6 +253,50 @@ def relaxed_offers(
         left + problem.overhead_j,
         exact=False,
         multiplier=which,
+        until_s=highs + problem.overhead_s,
+    )
+
+
+def split_offers(
+    fleet: Fleet, version: int, multipliers: Floats, offers: Offers, per_second: float, pieces: int
+) -> Offers:
+    """Offers anew where merged round times matter: those at which some share is cheapest, in pieces."""
+    from takifugu.plan.compiled import sets
+
+    assert offers.until_s is not None
+    best = (offers.tangent_j + per_second * offers.time_s[:, None]).argmin(axis=0)
+    rows = np.unique(best[offers.until_s[best] > offers.time_s[best]])
+    if not len(rows):
+        return offers
+    who, crowd = fleet.crowd(version)
+    distinct = np.unique(crowd.level_s)
+    over = fleet.problem.overhead_s
+    lows, highs = [], []
+    for row in rows.tolist():
+        first, last = np.searchsorted(distinct + over, (offers.time_s[row], offers.until_s[row]))
+        cuts = np.unique(np.linspace(first, last + 1, pieces + 1).astype(int))
+        lows.append(distinct[cuts[:-1]])
+        highs.append(distinct[cuts[1:] - 1])
+    low_s, high_s = np.concatenate(lows), np.concatenate(highs)
+    weights = np.ascontiguousarray(effective_weights(fleet, multipliers)[:, who])
+    tangent, left, which = sets.knapsacks(crowd, weights, low_s, high_s, offers.share)
+    others = np.setdiff1d(np.arange(len(offers.time_s)), rows)
+    time_s = np.concatenate([offers.time_s[others], low_s + over])
+    order = np.argsort(time_s, kind="stable")
+    extra = fleet.problem.overhead_j
+
+    def joined(old: NDArray[Any] | None, new: NDArray[Any]) -> NDArray[Any]:
+        assert old is not None
+        return np.concatenate([old[others], new])[order]
+
+    return Offers(
+        time_s[order],
+        offers.share,
+        joined(offers.tangent_j, tangent + extra),
+        joined(offers.left_j, left + extra),
+        exact=False,
+        multiplier=joined(offers.multiplier, which),
+        until_s=joined(offers.until_s, high_s + over),
     )
 
 
