@@ -67,10 +67,10 @@ class Parts:
         found = relaxation.priced_multipliers(
             self.fleet, first, rough, self.prices.per_second, self.versions[::2]
         )
-        for _ in range(_CUTS):
+        for number in range(_CUTS):
             self.offers = self.relaxed(found)
             terrain = Terrain(self.problem, self.offers, 200, self.check)
-            self.prices = search(terrain)
+            self.prices = search(terrain, roughly=number + 1 < _CUTS)
             rounds = cheapest_rounds(self.problem, self.offers, around(terrain, self.prices))
             needed = [o.needed(self.prices.per_second, _NEAR) for o in self.offers if o is not None]
             few = found[np.unique(np.concatenate(needed))]

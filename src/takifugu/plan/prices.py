@@ -14,7 +14,7 @@ _AROUND = (0.0, 0.3, 0.6, 0.8, 0.9, 0.95, 0.98, 1.0, 1.02, 1.05, 1.1, 1.2, 1.5, 
 _NEAR = np.array([0.85, 0.9, 0.95, 1.05, 1.1, 1.15])
 _CLEARLY = 1e-4
 """A price of rounds has to raise the estimate by this part of it."""
-_SIDE, _ZOOMS = 7, 4
+_SIDE, _ZOOMS = 7, 3
 """Prices of time and of rounds that are tried together, and how often more closely."""
 
 
