@@ -74,8 +74,7 @@ class Ways:
             more = labels.missing(layer, moves, first, last, v, self.losses[v])
             if len(more):
                 new[v] = np.unique(more)
-        if not new:
-            return
+        assert new, "asked for a table that has all it needs"
         if sum(self.rows[v].size + len(x) * self.rows[v].shape[1] for v, x in new.items()) > _MOST:
             self.losses = [np.zeros(0) for _ in self.options]
             self.rows = [row[:0] for row in self.rows]
