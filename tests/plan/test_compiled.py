@@ -44,7 +44,10 @@ def test_knapsacks_are_linear_programs(seed: int) -> None:
     limits = np.quantile(f["level_s"], [0.3, 0.7, 1.0])
     low, high = limits * 0.9, limits
     shares = np.linspace(0.1, 1.3, 13)
-    tangent, left = sets.knapsacks(Crowd(**f), weights, low, high, shares)
+    tangent, left, which = sets.knapsacks(Crowd(**f), weights, low, high, shares)
+    for z, row in enumerate(weights):
+        alone = sets.knapsacks(Crowd(**f), row[None], low, high, shares)[0]
+        assert (alone[which == z] == tangent[which == z]).all()
     before = np.concatenate([[0.0], shares[:-1]])
     for row in range(len(limits)):
         count = (f["level_s"] <= high[row]).sum(axis=1)

@@ -14,13 +14,17 @@ from takifugu.plan.attendance import Attendance
 from takifugu.plan.bounds import Dual, Guide, best_dual
 from takifugu.plan.curves import Floats
 from takifugu.plan.fleet import Fleet
+from takifugu.plan.label_prices import cheapest_rounds
 from takifugu.plan.options import Options, enumerable, enumerate_options, joined
 from takifugu.plan.plan import Plan
 from takifugu.plan.potentials import Landscape, Prices
-from takifugu.plan.prices import search
+from takifugu.plan.prices import around, search
 from takifugu.plan.problem import Problem
 from takifugu.plan.values import Terrain
 
+_CUTS, _NEAR = 2, 1.02
+"""So often multipliers are made for the rounds that are cheapest so far; of the others those are kept that
+matter to rounds nearly as cheap."""
 _SHARPENED = 16
 _NEARLY = 8
 """So many round times per share are worth looking at."""
@@ -59,10 +63,23 @@ class Parts:
         if self.fleet.mix is None or self.complete:
             return first
         rough = self.relaxed(first)
-        self.prices = search(Terrain(self.problem, rough, 80, self.check))
-        return relaxation.priced_multipliers(
+        self.prices = search(Terrain(self.problem, rough, 100, self.check), roughly=True)
+        found = relaxation.priced_multipliers(
             self.fleet, first, rough, self.prices.per_second, self.versions[::2]
         )
+        for number in range(_CUTS):
+            self.offers = self.relaxed(found)
+            terrain = Terrain(self.problem, self.offers, 200, self.check)
+            self.prices = search(terrain, roughly=number + 1 < _CUTS)
+            rounds = cheapest_rounds(self.problem, self.offers, around(terrain, self.prices))
+            needed = [o.needed(self.prices.per_second, _NEAR) for o in self.offers if o is not None]
+            few = found[np.unique(np.concatenate(needed))]
+            found = relaxation.round_multipliers(self.fleet, few, rounds)
+            if len(found) == len(few):
+                break
+        else:
+            self.offers = self.relaxed(found)
+        return found
 
     @cached_property
     def few_multipliers(self) -> Floats:
@@ -72,13 +89,15 @@ class Parts:
     @cached_property
     def prices(self) -> Prices:
         """The best prices of time and rounds (where labels count, their multipliers find them)."""
-        return search(Terrain(self.problem, self.offers, 100, self.check))
+        return search(Terrain(self.problem, self.offers, 200, self.check))
 
     @cached_property
     def offers(self) -> list[relaxation.Offers | None]:
         if self.complete:
             return [None if o is None else relaxation.exact_offers(o) for o in self.all_options]
-        return self.relaxed(self.multipliers)
+        multipliers = self.multipliers  # where labels count they bring their offers with them
+        known: list[relaxation.Offers | None] | None = self.__dict__.get("offers")
+        return self.relaxed(multipliers) if known is None else known
 
     def sharpen_(self, plan: Plan | None, points: int = relaxation.SHARES) -> None:
         """Offers anew, on a grid of so many shares, round times that matter on their own, and with label
@@ -93,6 +112,16 @@ class Parts:
         favoured_s = self.favoured_s  # by the offers there are so far: prices need no finer ones
         self.points = points
         self.offers = self.relaxed(self.multipliers, favoured_s=favoured_s)
+
+    def split_(self, pieces: int) -> None:
+        """Offers anew where round times are merged and it matters."""
+        per_second, found = self.prices.per_second, []
+        for v, offers in enumerate(self.offers):
+            self.check()
+            if offers is not None and not offers.exact:
+                offers = relaxation.split_offers(self.fleet, v, self.multipliers, offers, per_second, pieces)
+            found.append(offers)
+        self.offers = found
 
     def relaxed(
         self,

@@ -16,7 +16,7 @@ from takifugu.plan.options import Ints, Options
 from takifugu.plan.plan import Decision
 from takifugu.plan.potentials import Potential
 from takifugu.plan.problem import Problem
-from takifugu.plan.search import start_table
+from takifugu.plan.ways import start_table
 
 _MOST_ROUNDS = 100_000
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +21,7 @@ from takifugu.plan.fleet import Fleet, Used
 from takifugu.plan.options import Options
 
 THRESHOLDS = 400
-KNAPSACKS, ITEMS = 8000, 2_000_000
+KNAPSACKS, ITEMS = 16_000, 2_000_000
 """Most round-time thresholds per version; most knapsacks (thresholds times label multipliers), and items in
 them (times nodes). More thresholds than that are merged, which loosens the bound a little."""
 
@@ -82,11 +83,16 @@ def priced_multipliers(
 
 def used_multipliers(fleet: Fleet, known: Floats, rounds: Iterable[tuple[int, Used]]) -> Floats:
     """More multipliers, for rounds (version, samples used) of a plan: there the bound has to be close."""
+    costs = [(version, fleet.round_cost(version, used)) for version, used in rounds]
+    return round_multipliers(fleet, known, [(version, c.share, c.time_s) for version, c in costs])
+
+
+def round_multipliers(fleet: Fleet, known: Floats, rounds: Iterable[tuple[int, float, float]]) -> Floats:
+    """More multipliers, for rounds of a version with a share and a length."""
     found = list(known)
-    for version, used in rounds:
-        cost = fleet.round_cost(version, used)
-        limit_s = (cost.time_s - fleet.problem.overhead_s) * (1 + 1e-12)
-        z = _dual_multiplier(fleet, version, cost.share, limit_s)
+    for version, share, time_s in rounds:
+        limit_s = (time_s - fleet.problem.overhead_s) * (1 + 1e-12)
+        z = _dual_multiplier(fleet, version, share, limit_s)
         if z is not None:
             found.append(z)
     return np.unique(np.round(np.array(found), 4), axis=0)
@@ -146,6 +152,18 @@ class Offers:
     left_j: Floats
     exact: bool
     """Whether the rows are complete achievable rounds (one time per row, no grid)."""
+    multiplier: NDArray[np.int64] | None = None
+    """[time, share]: of the labels' multipliers the one that the bound comes from"""
+    until_s: Floats | None = None
+    """[time]: where round times are merged, the longest that is charged as `time_s`"""
+
+    def needed(self, per_second: float, nearly: float) -> NDArray[np.int64]:
+        """Multipliers without which some round that is nearly the cheapest of its share would cost less."""
+        if self.multiplier is None:
+            return np.zeros(0, dtype=np.int64)
+        cost = self.tangent_j + per_second * self.time_s[:, None]
+        near = np.isfinite(cost) & (cost <= nearly * cost.min(axis=0))
+        return np.unique(self.multiplier[near])
 
     def sketch(self) -> Offers:
         """A few of the offers: no bound, but quick, for finding good prices."""
@@ -226,7 +244,7 @@ def relaxed_offers(
     most = max(min(THRESHOLDS, min(KNAPSACKS, ITEMS // len(who)) // len(multipliers)), 64)
     lows, highs = _ladder(crowd.level_s.ravel(), most, favoured_s)
     weights = np.ascontiguousarray(effective_weights(fleet, multipliers)[:, who])  # [z, node], over Q
-    tangent, left = sets.knapsacks(crowd, weights, lows, highs, shares)
+    tangent, left, which = sets.knapsacks(crowd, weights, lows, highs, shares)
     problem = fleet.problem
     return Offers(
         lows + problem.overhead_s,
@@ -234,6 +252,51 @@ def relaxed_offers(
         tangent + problem.overhead_j,
         left + problem.overhead_j,
         exact=False,
+        multiplier=which,
+        until_s=highs + problem.overhead_s,
+    )
+
+
+def split_offers(
+    fleet: Fleet, version: int, multipliers: Floats, offers: Offers, per_second: float, pieces: int
+) -> Offers:
+    """Offers anew where merged round times matter: those at which some share is cheapest, in pieces."""
+    from takifugu.plan.compiled import sets
+
+    assert offers.until_s is not None
+    best = (offers.tangent_j + per_second * offers.time_s[:, None]).argmin(axis=0)
+    rows = np.unique(best[offers.until_s[best] > offers.time_s[best]])
+    if not len(rows):
+        return offers
+    who, crowd = fleet.crowd(version)
+    distinct = np.unique(crowd.level_s)
+    over = fleet.problem.overhead_s
+    lows, highs = [], []
+    for row in rows.tolist():
+        first, last = np.searchsorted(distinct + over, (offers.time_s[row], offers.until_s[row]))
+        cuts = np.unique(np.linspace(first, last + 1, pieces + 1).astype(int))
+        lows.append(distinct[cuts[:-1]])
+        highs.append(distinct[cuts[1:] - 1])
+    low_s, high_s = np.concatenate(lows), np.concatenate(highs)
+    weights = np.ascontiguousarray(effective_weights(fleet, multipliers)[:, who])
+    tangent, left, which = sets.knapsacks(crowd, weights, low_s, high_s, offers.share)
+    others = np.setdiff1d(np.arange(len(offers.time_s)), rows)
+    time_s = np.concatenate([offers.time_s[others], low_s + over])
+    order = np.argsort(time_s, kind="stable")
+    extra = fleet.problem.overhead_j
+
+    def joined(old: NDArray[Any] | None, new: NDArray[Any]) -> NDArray[Any]:
+        assert old is not None
+        return np.concatenate([old[others], new])[order]
+
+    return Offers(
+        time_s[order],
+        offers.share,
+        joined(offers.tangent_j, tangent + extra),
+        joined(offers.left_j, left + extra),
+        exact=False,
+        multiplier=joined(offers.multiplier, which),
+        until_s=joined(offers.until_s, high_s + over),
     )
 
 

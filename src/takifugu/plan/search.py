@@ -16,12 +16,16 @@ from numpy.typing import NDArray
 
 from takifugu.plan.bounds import Guide
 from takifugu.plan.curves import Floats
-from takifugu.plan.dominance import undominated
 from takifugu.plan.options import Options
 from takifugu.plan.plan import Decision
-from takifugu.plan.problem import Problem, at_most
+from takifugu.plan.problem import Problem
+from takifugu.plan.ways import Ways, bounds, columns
 
 Ints = NDArray[np.int64]
+
+
+_BLOCK = 400_000
+"""Rounds that are looked at before the clock is."""
 
 
 class OutOfTime(Exception):
@@ -39,17 +43,6 @@ class Layer:
 
     def __len__(self) -> int:
         return len(self.version)
-
-    def take(self, rows: Ints) -> Layer:
-        columns = (self.version, self.energy, self.clock, self.loss, self.parent, self.option)
-        return Layer(*(column[rows] for column in columns))  # type: ignore[arg-type]
-
-
-def _joined(layers: Sequence[Layer]) -> Layer:
-    def column(name: str) -> NDArray[np.generic]:
-        return np.concatenate([getattr(layer, name) for layer in layers])
-
-    return Layer(*(column(n) for n in ("version", "energy", "clock", "loss", "parent", "option")))  # type: ignore[arg-type]
 
 
 @dataclass
@@ -78,48 +71,62 @@ class Search:
     check: Callable[[], None] = field(default=lambda: None)
     observe: Callable[[Layer], None] | None = None
     """Sees every surviving layer (the front is collected this way)."""
+    ways: Ways | None = None
+    """Where rounds lead, if that is known beforehand."""
 
     def __post_init__(self) -> None:
-        problem = self.problem
-        index = problem.version_index
-        self._moves: list[list[tuple[int, float, float, float]]] = [
-            [(v, 0.0, 0.0, 0.0)] for v in range(len(problem.versions))
+        problem, index = self.problem, self.problem.version_index
+        stay = [(v, v, 0.0, 0.0, 0.0) for v in range(len(problem.versions))]
+        rows = stay + [
+            (index[s.source], index[s.target], s.energy_j, s.time_s, s.loss_jump) for s in problem.switches
         ]
-        for s in problem.switches:
-            self._moves[index[s.target]].append((index[s.source], s.energy_j, s.time_s, s.loss_jump))
-        self._starts = [None if o is None else start_table(o) for o in self.options]
+        rows = sorted((row for row in rows if self.options[row[1]]), key=lambda row: row[1])
+        source, target = (np.array([row[k] for row in rows], dtype=np.int64) for k in (0, 1))
+        energy_j, time_s, jump = (np.array([row[k] for row in rows], dtype=np.float64) for k in (2, 3, 4))
+        self._moves = (source, target, energy_j, time_s, jump)
+        self._widths = np.array([0 if o is None else len(o) for o in self.options])[target]
+        self._rounds = columns(self.options, [v.curve for v in problem.versions])
+        self._ways = self.ways or Ways.of(problem, self.options)
+        self._bounds = bounds(self.guide, len(problem.versions))
         self._layers: list[Layer] = []
-        self._archive: list[Floats] = [np.zeros((0, 3)) for _ in problem.versions]
+        self._arrival: tuple[int, int, int, int] | None = None
+        """Of the best plan so far: its last round's depth, version, parent and option"""
 
     @property
     def depth(self) -> int:
         return len(self._layers) - 1
 
-    @property
-    def cutoff(self) -> float:
-        """Labels whose bound reaches this are dropped: they cannot lead to a plan that is worth having."""
-        return min(self.found.energy_j, self.known_j) * (1.0 - self.tolerance)
-
     def run(self) -> Found:
+        self.found = Found()
+        try:
+            self._run(self.found)
+        finally:  # also when time is up
+            if self._arrival is not None:
+                depth, version, parent, option = self._arrival
+                self.found.decisions = (*self.path(depth, parent), self._decision(version, option))
+        return self.found
+
+    def _run(self, found: Found) -> None:
+        from takifugu.plan.compiled import labels
+
         problem = self.problem
-        self.found = found = Found()
-        zero, one = np.zeros(1, dtype=np.int64), np.ones(1)
+        start = problem.version_index[problem.start_version]
         layer = Layer(
-            zero + problem.version_index[problem.start_version],
-            0.0 * one,
-            problem.start_time_s * one,
-            problem.start_loss * one,
-            zero - 1,
-            zero - 1,
+            *(np.array([x]) for x in (start, 0.0, problem.start_time_s, problem.start_loss, -1, -1))
         )
-        rounds = 0
+        archive = (np.zeros(len(self.options) + 1, dtype=np.int64), np.zeros((3, 0)))
+        rounds, limit = 0, np.inf if problem.max_rounds is None else float(problem.max_rounds)
         self._layers = [layer]
         found.complete = True
-        while len(layer) and (problem.max_rounds is None or rounds < problem.max_rounds):
+        while len(layer) and rounds < limit:
             self.check()
-            children = self._expand(layer, rounds)
+            # After the last round nothing is left to do, but who looks on may want to see it.
+            last = rounds + 1 >= limit and self.observe is None
+            children = self._expand(layer, limit - rounds, not last)
             rounds += 1
-            layer = self._select(children, rounds)
+            kept, archive = labels.select(len(self.options), children, archive)
+            (version, parent, option), (energy, clock, loss) = (x[:, kept] for x in children)
+            layer = Layer(version, energy, clock, loss, parent, option)
             self._layers.append(layer)
             found.labels += len(layer)
             if self.observe is not None:
@@ -127,130 +134,61 @@ class Search:
             if self.max_labels is not None and found.labels > self.max_labels:
                 found.complete = False
                 break
-        return found
 
-    def _expand(self, layer: Layer, rounds: int) -> list[Layer]:
-        children = []
-        for target in range(len(self.problem.versions)):
-            options = self.options[target]
-            if options is None or not len(options):
-                continue
-            for source, energy_j, time_s, jump in self._moves[target]:
-                rows = np.flatnonzero(layer.version == source)
-                if not len(rows):
-                    continue
-                base = Layer(
-                    np.full(len(rows), target),
-                    layer.energy[rows] + energy_j,
-                    layer.clock[rows] + time_s,
-                    layer.loss[rows] + jump,
-                    rows,
-                    rows,
-                )
-                base = self._bounded(base, rounds)
-                # Blocks keep the tables of labels by options at a bounded size.
-                block = max(1, 400_000 // len(options))
-                for first in range(0, len(base), block):
-                    part = base.take(np.arange(first, min(first + block, len(base))))
-                    children.append(self._rounds(part, target, options, rounds, source != target))
-                    self.check()
+    def _expand(self, layer: Layer, rounds_left: float, keep: bool) -> tuple[Ints, Floats]:
+        """Every option from every label, as far as limits and bounds allow."""
+        moves, labels = len(self._moves[0]), len(layer)
+        if labels * int(self._widths.sum()) <= _BLOCK:  # mostly: all at once
+            return self._block(layer, (0, 0), (moves, labels), rounds_left, keep)
+        found = []
+        for move in range(moves):
+            block = max(1, _BLOCK // int(self._widths[move]))
+            for first in range(0, labels, block):
+                last = (move + 1, min(first + block, labels))
+                found.append(self._block(layer, (move, first), last, rounds_left, keep))
+                self.check()
+        numbers, values = zip(*found, strict=True)
+        return np.concatenate(numbers, axis=1), np.concatenate(values, axis=1)
+
+    def _block(
+        self, layer: Layer, first: tuple[int, int], last: tuple[int, int], rounds_left: float, keep: bool
+    ) -> tuple[Ints, Floats]:
+        from takifugu.plan.compiled import labels
+
+        problem, found = self.problem, self.found
+        here = (layer.version, layer.energy, layer.clock, layer.loss)
+        while True:
+            children, (energy_j, version, parent, option), pruned = labels.expand(
+                here,
+                self._moves,
+                first,
+                last,
+                self._rounds,
+                self._ways.shapes,
+                self._ways.tables,
+                self._bounds,
+                (problem.loss_limit, problem.time_limit, rounds_left),
+                (min(found.energy_j, self.known_j), self.tolerance, found.least_pruned_j),
+                keep,
+            )
+            if version != labels.UNKNOWN:
+                break
+            self._ways.learn_(here, self._moves, first, last)
+        found.least_pruned_j = pruned
+        if version >= 0:
+            found.energy_j, self._arrival = energy_j, (self.depth, version, parent, option)
         return children
 
-    def _rounds(self, base: Layer, target: int, options: Options, rounds: int, switched: bool) -> Layer:
-        """Every option from every label, as far as limits and bounds allow."""
-        from takifugu.plan.compiled import sets
-
-        problem = self.problem
-        table = self._starts[target]
-        start = base.clock[:, None] if table is None else sets.earliest_starts(base.clock, *table)
-        clock = start + options.time_s[None, :]
-        loss = problem.versions[target].curve.step(base.loss[:, None], options.share[None, :])
-        fine = clock <= problem.time_limit
-        if not switched:
-            fine &= loss < base.loss[:, None]
-        done = fine & (loss <= problem.loss_limit)
-        if done.any():
-            self._note_arrivals(base, options, done, target)
-        label, option = np.nonzero(fine & ~done)
-        return self._bounded(
-            Layer(
-                np.full(len(label), target),
-                base.energy[label] + options.energy_j[option],
-                clock[label, option],
-                loss[label, option],
-                base.parent[label],
-                option,
-            ),
-            rounds + 1,
-        )
-
-    def _note_arrivals(self, base: Layer, options: Options, done: NDArray[np.bool_], target: int) -> None:
-        energy = np.where(done, base.energy[:, None] + options.energy_j[None, :], np.inf)
-        place = int(energy.argmin())
-        label, option = divmod(place, len(options))
-        best = float(energy[label, option])
-        if best < self.found.energy_j and best < self.known_j:
-            self.found.energy_j = best
-            last = Decision(target, options.used(option))
-            self.found.decisions = (*self.path(len(self._layers) - 1, int(base.parent[label])), last)
+    def _decision(self, version: int, option: int) -> Decision:
+        options = self.options[version]
+        assert options is not None
+        return Decision(version, options.used(option))
 
     def path(self, depth: int, row: int) -> tuple[Decision, ...]:
         steps: list[Decision] = []
         while depth > 0:
             layer = self._layers[depth]
-            version = int(layer.version[row])
-            options = self.options[version]
-            assert options is not None
-            steps.append(Decision(version, options.used(int(layer.option[row]))))
+            steps.append(self._decision(int(layer.version[row]), int(layer.option[row])))
             row = int(layer.parent[row])
             depth -= 1
         return tuple(reversed(steps))
-
-    def _bounded(self, labels: Layer, rounds: int) -> Layer:
-        """Labels that may still lead to a plan below the cutoff."""
-        if self.guide is None or not len(labels):
-            return labels
-        version = int(labels.version[0])
-        bound = labels.energy + self.guide.energy_to_go(version, labels.loss, labels.clock, rounds)
-        dear = bound >= self.cutoff
-        late = self.guide.hopeless(version, labels.loss, labels.clock, rounds)
-        if dear.any():
-            pruned = bound[dear & ~late]
-            if len(pruned):
-                self.found.least_pruned_j = min(self.found.least_pruned_j, float(pruned.min()))
-        return labels.take(np.flatnonzero(~dear & ~late))
-
-    def _select(self, children: list[Layer], rounds: int) -> Layer:
-        children = [c for c in children if len(c)]
-        if not children:
-            return Layer(*(np.zeros(0, dtype=t) for t in (int, float, float, float, int, int)))
-        pool = _joined(children)
-        kept = []
-        for version in range(len(self.problem.versions)):
-            rows = np.flatnonzero(pool.version == version)
-            if not len(rows):
-                continue
-            old = self._archive[version]
-            new = np.stack([pool.energy[rows], pool.clock[rows], pool.loss[rows]], axis=1)
-            both = np.concatenate([old, new])
-            best = undominated(both[:, 0], both[:, 1], both[:, 2])
-            self._archive[version] = both[best]
-            kept.append(rows[best[best >= len(old)] - len(old)])
-        return pool.take(np.sort(np.concatenate(kept)))
-
-
-def start_table(options: Options) -> tuple[Floats, Floats] | None:
-    """[option, window]: the instants between which a round may start; nothing if always."""
-    if all(w is None for w in options.windows):
-        return None
-    most = max(len(w) for w in options.windows if w is not None) or 1
-    opens = np.full((len(options), most), np.inf)
-    closes = np.full((len(options), most), -np.inf)
-    for row, windows in enumerate(options.windows):
-        if windows is None:
-            opens[row, 0], closes[row, 0] = -np.inf, np.inf
-            continue
-        for place, (a, b) in enumerate(windows):
-            opens[row, place] = a
-            closes[row, place] = at_most(b) - options.time_s[row]
-    return opens, closes

@@ -47,6 +47,8 @@ ENOUGH, CAREFUL = 1.001, 0.003
 """A plan this close to the estimate of the least energy is not improved by more caution; from so much caution
 on, half of the tolerance will do."""
 LARGE_FLEET = 2000
+_SPLITS, _PIECES = 2, 4
+"""On large fleets, how often merged round times that matter are split, and in how many."""
 CLEARLY = 0.6
 """Within this part of the tolerance of the estimate, a plan is left as it is until the proof is better."""
 PASSES = ((300, 400, 800), (700, 1000, 1600))
@@ -200,6 +202,8 @@ class Solver(Parts):
     def _passes(self) -> bool:
         """Plans along values and their certificates; true if nothing is left to do."""
         large = len(self.problem.nodes) > LARGE_FLEET
+        for _ in range(_SPLITS if large else 0):
+            self.split_(_PIECES)  # of thousands of round times most are merged
         for number, (cells, fine, points) in enumerate(PASSES):
             if points != self.points and not large:
                 self.sharpen_(self.plan, points)

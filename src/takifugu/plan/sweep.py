@@ -19,7 +19,8 @@ from takifugu.plan.options import Options
 from takifugu.plan.plan import Decision
 from takifugu.plan.potentials import Potential
 from takifugu.plan.problem import Problem
-from takifugu.plan.search import Found, start_table
+from takifugu.plan.search import Found
+from takifugu.plan.ways import start_table
 
 _SWITCH_REGRET = 0.02
 """A switch is tried only where the bounds see at most this relative loss in it."""

@@ -23,7 +23,8 @@ Block = tuple[Decision, int]
 
 def teams(plan: Plan) -> int:
     """How many different ones, with their versions, a plan asks for."""
-    return len({_team(decision) for decision in plan.decisions})
+    known = {(d.version, id(d.used)): d for d in plan.decisions}  # most rounds share theirs with others
+    return len({_team(decision) for decision in known.values()})
 
 
 def tidied(problem: Problem, fleet: Fleet, plan: Plan, check: Callable[[], None]) -> Plan:
@@ -63,7 +64,7 @@ def _closer(blocks: Sequence[Block]) -> list[list[Block]]:
         for other in range(place + 2, len(blocks)):
             if blocks[other][0].version != decision.version:
                 break
-            if _team(blocks[other][0]) == _team(decision):
+            if _same(blocks[other][0], decision):
                 between = list(blocks[place + 1 : other])
                 before, after = list(blocks[:place]), list(blocks[other + 1 :])
                 together = [blocks[place], blocks[other]]
@@ -90,6 +91,10 @@ def _team(decision: Decision) -> tuple[int, tuple[tuple[int, int], ...]]:
     return decision.version, tuple(sorted(decision.used.items()))
 
 
+def _same(one: Decision, other: Decision) -> bool:
+    return one.version == other.version and (one.used is other.used or one.used == other.used)
+
+
 def _blocks(decisions: Sequence[Decision]) -> list[Block]:
     return _joined([(decision, 1) for decision in decisions])
 
@@ -97,7 +102,7 @@ def _blocks(decisions: Sequence[Decision]) -> list[Block]:
 def _joined(blocks: Sequence[Block]) -> list[Block]:
     joined: list[Block] = []
     for decision, count in blocks:
-        if joined and _team(joined[-1][0]) == _team(decision):
+        if joined and _same(joined[-1][0], decision):
             joined[-1] = (joined[-1][0], joined[-1][1] + count)
         else:
             joined.append((decision, count))

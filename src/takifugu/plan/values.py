@@ -13,7 +13,7 @@ so that V at the start bounds every plan from below. The proof is in docs/decisi
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -212,9 +212,7 @@ class Terrain:
     def estimate(self, prices: Sequence[Prices], later: Sequence[Floats] | None = None) -> Values:
         """Values on the rough grid at several prices at once, on a third of the shares. `later`: what they
         may be at most, as one may also wait for the next phase (`phases.py`)."""
-        cheap = {}
-        for v in self.trainable():
-            cheap[v] = [thinned(charges(self.offers[v], p)) for p in prices]  # type: ignore[arg-type]
+        cheap = {v: _all_charges(self.offers[v], prices) for v in self.trainable()}  # type: ignore[arg-type]
         exact = any(o is not None and o.exact for o in self.offers)
         if exact and len(prices) > 1:  # complete lists keep other rows at other prices
             rows = [later and [row[k : k + 1] for row in later] for k in range(len(prices))]
@@ -278,6 +276,22 @@ def _ceiling(problem: Problem, costs: dict[int, tuple[Floats, Floats]], price: i
     """More than any sensible plan costs; stands in for infinity where no version moves."""
     dearest = max((float(c[price].max()) for _, c in costs.values()), default=1.0)
     return 1e4 * max(dearest, 1e-12) * min(problem.max_rounds or 1000, 1000)
+
+
+def _all_charges(offers: Offers, prices: Sequence[Prices]) -> list[Charges]:
+    """On a third of the shares. A round's price is added to what rounds cost without it."""
+    if offers.exact:
+        return [thinned(charges(offers, p)) for p in prices]
+    known: dict[tuple[float, float], Charges] = {}
+    found = []
+    for p in prices:
+        key = (p.per_second, p.energy)
+        if key not in known:
+            known[key] = thinned(charges(offers, replace(p, per_round=0.0)))
+        free = known[key]
+        costs = (x + p.per_round for x in (free.left, free.right, free.at_high))
+        found.append(Charges(free.low, free.high, *costs))
+    return found
 
 
 def thinned(all_charges: Charges) -> Charges:

@@ -56,12 +56,13 @@ def knapsacks(
     low_s: Floats,
     high_s: Floats,
     shares: Floats,
-) -> tuple[Floats, Floats]:
+) -> tuple[Floats, Floats, Ints]:
     """[threshold, share]: fractional knapsacks of the nodes that fit, the largest over all rows of
-    `weights`; along the tangent from the share before, and at the share before."""
+    `weights`; along the tangent from the share before, and at the share before; and the row it is."""
     level_s, levels, fixed_j, sample_j, idle_w = crowd
     nodes, count_z, steps = len(fixed_j), len(weights), len(shares)
     tangent, left = np.zeros((len(low_s), steps)), np.zeros((len(low_s), steps))
+    which = np.zeros((len(low_s), steps), np.int64)
     who, level = np.empty(nodes, np.int64), np.empty(nodes, np.int64)
     order, spare = np.empty(nodes, np.int64), np.empty(nodes, np.int64)
     amount, joules = np.empty(nodes), np.empty(nodes)
@@ -97,10 +98,11 @@ def knapsacks(
                     if at < count:
                         here += (before - reach[at]) * slope[at]
                     there = here + slope[at] * (shares[g] - before)
-                tangent[row, g] = max(tangent[row, g], there)
+                if there > tangent[row, g]:
+                    tangent[row, g], which[row, g] = there, z
                 left[row, g] = max(left[row, g], here)
                 before = shares[g]
-    return tangent, left
+    return tangent, left, which
 
 
 @compiled
