@@ -20,7 +20,7 @@ from takifugu.plan.problem import Problem
 from takifugu.plan.relaxation import Offers
 from takifugu.plan.values import Values
 
-_DEARER_ROUNDS = (1.0, 1.2, 1.45)
+DEARER_ROUNDS = (1.0, 1.2, 1.45)
 """Where rounds have a price: how much more they may be worth when nodes come and go."""
 _ASIDE = 4
 """As many of its rounds a plan may be ahead or late when a phase begins: the losses that matter there."""
@@ -28,9 +28,9 @@ _FAR = (0.25, 0.5)
 """Strong rounds lead to losses that the plan reaches later: after these parts of its rounds to come."""
 
 
-def spread(rates: Iterable[float], per_round: float) -> list[Prices]:
-    """Prices at these rates per second; rounds, where they have a price, at a few of theirs."""
-    rounds = [per_round * f for f in _DEARER_ROUNDS] if per_round else [0.0]
+def spread(rates: Iterable[float], per_round: float, parts: Sequence[float] = DEARER_ROUNDS) -> list[Prices]:
+    """Prices at these rates per second; rounds, where they have a price, at so many times theirs."""
+    rounds = [per_round * f for f in parts] if per_round else [0.0]
     rates = sorted({0.0, *map(float, rates)})
     return [Prices(rate, price) for price in rounds for rate in rates]
 

@@ -118,8 +118,11 @@ class PhasedTerrain:
         prices: Sequence[Prices],
         cells: int,
         check: Callable[[], None] = lambda: None,
+        taxed: bool = True,
     ) -> None:
-        """`offers`: of everybody together, for the grid of losses that all phases share."""
+        """`offers`: of everybody together, for the grid of losses that all phases share. Not `taxed`: for
+        estimates alone, as if no round reached over the end of its phase."""
+        self.taxed = taxed
         self.phases, self.problem, self.prices = phases, phases.problem, tuple(prices)
         self.grid = Terrain(self.problem, offers, cells).grid
         self.terrains = [Terrain(self.problem, row, cells, check, self.grid) for row in phases.offers]
@@ -129,7 +132,7 @@ class PhasedTerrain:
 
     def roomy(self, phase: int) -> bool:
         """Whether no round that began before a phase ends after it."""
-        return bool(self.phases.lengths_s[phase] >= self.phases.longest_s)
+        return not self.taxed or bool(self.phases.lengths_s[phase] >= self.phases.longest_s)
 
     def over_s(self, phase: int) -> float:
         """How many seconds W charges in a phase on top of its own, so that nothing is left to pay when the
@@ -320,26 +323,39 @@ class PhasedTerrain:
             above[source] = max(above[source], found[target] - switch.loss_jump)
         return [loss + 1e-9 * abs(loss) for loss in above]
 
-    def left(self, proven: Sequence[Mapping[int, Proven]], version: int, loss: float, clock: float) -> float:
-        """A bound on what is left to pay at some time, rounds at their price."""
-        phase = int(np.clip(np.searchsorted(self.phases.bounds, clock, side="right") - 1, 0, len(proven) - 1))
-        since_s = clock - float(self.phases.bounds[phase])
-        here = np.array([loss])
-        return max(
-            float(p.values.at(version, here)[0]) - p.held_j + float(self.rates[k]) * since_s
-            for k, p in proven[phase].items()
-        )
+    def left(
+        self, proven: Sequence[Mapping[int, Proven]], version: int, loss: Floats, clock: Floats
+    ) -> Floats:
+        """[state]: a bound on what is left to pay, rounds at their price."""
+        begins = self.phases.bounds[:-1]
+        phase = np.clip(np.searchsorted(begins, clock, side="right") - 1, 0, len(proven) - 1)
+        since_s, found = clock - begins[phase], np.full(len(loss), -np.inf)
+        for k in np.unique(phase):
+            here = phase == k
+            for price, p in proven[k].items():
+                left = p.values.at(version, loss[here]) - p.held_j + float(self.rates[price]) * since_s[here]
+                found[here] = np.maximum(found[here], left)
+        return found
+
+    def per_round(self, proven: Sequence[Mapping[int, Proven]]) -> float:
+        """The price of a round, the same in all phases."""
+        per_round = {self.prices[k].per_round for row in proven for k in row}
+        assert len(per_round) == 1, "rounds have one price in all phases"
+        return per_round.pop()
+
+    @property
+    def slack_j(self) -> float:
+        """A round may end after its phase by what limits have of slack: one per phase then pays that much too
+        little."""
+        slack_s = float(sum(at_most(b) - b for b in self.phases.bounds[1:-1]))
+        return float(self.rates.max()) * slack_s
 
     def bound_j(self, proven: Sequence[Mapping[int, Proven]]) -> float:
-        """A bound on the whole plan's energy. A round may end after its phase by what limits have of slack:
-        one per phase then pays that much too little."""
+        """A bound on the whole plan's energy."""
         problem = self.problem
-        slack_s = float(sum(at_most(b) - b for b in self.phases.bounds[1:-1]))
-        per_round = {self.prices[k].per_round for k in proven[0]}
-        assert len(per_round) == 1, "rounds have one price in all phases"
-        start = problem.version_index[problem.start_version]
-        whole = self.left(proven, start, problem.start_loss, problem.start_time_s)
-        whole -= float(self.rates.max()) * slack_s + per_round.pop() * (problem.max_rounds or 0)
+        start, here = problem.version_index[problem.start_version], np.array([problem.start_loss])
+        whole = float(self.left(proven, start, here, np.array([problem.start_time_s]))[0])
+        whole -= self.slack_j + self.per_round(proven) * (problem.max_rounds or 0)
         return max(whole, 0.0)
 
     def estimate_j(self, values: Sequence[Values]) -> float:
