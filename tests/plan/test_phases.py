@@ -21,8 +21,10 @@ from whole_seconds import least_energy, whole_problem
 from takifugu.plan.curves import step_one
 from takifugu.plan.fleet import earliest_start
 from takifugu.plan.parts import Parts
+from takifugu.plan.phase_borders import Border, Focus
+from takifugu.plan.phase_cuts import Mask, Phases
 from takifugu.plan.phase_guide import ProvenGuide
-from takifugu.plan.phases import Focus, Mask, PhasedTerrain, Phases
+from takifugu.plan.phases import PhasedTerrain
 from takifugu.plan.potentials import Prices
 from takifugu.plan.prices import around
 from takifugu.plan.problem import Problem
@@ -175,6 +177,36 @@ def test_no_round_gains_more_than_it_costs_whatever_the_clock(shape: dict[str, A
                     across += bool(first != last)
     assert checked > 1000
     assert across > 300
+
+
+@pytest.mark.parametrize("listed", [False, True], ids=["fractional", "enumerated"])
+def test_no_round_across_a_border_leads_from_high_to_low(listed: bool) -> None:
+    """Where prices may change at a border, no round that reaches over it may pass from one side to the other."""
+    below = checked = 0
+    for seed in range(6):
+        problem = Problem.from_dict(whole_problem(seed))
+        parts = Parts(problem)
+        fleet = parts.fleet
+        rounds = listed_rounds(problem) if listed else partial(parts.relaxed, parts.multipliers)
+        phases, rng = Phases.of(problem, rounds, 6), np.random.default_rng(seed)
+        for phase in range(len(phases) - 1):
+            terrain = Terrain(problem, phases.offers[phase], 60)
+            border = Border(phases, phase, terrain, [Prices()], 0, np.zeros(1), {})
+            lows = rng.uniform(problem.loss_limit, 1.5, len(problem.versions)).tolist()
+            highs = border._one_round_above(lows)
+            around = [phases.bounds[phase : phase + 2], phases.bounds[phase + 1 : phase + 3]]
+            for version, used in all_rounds(problem):
+                windows = [problem.nodes[i].windows for i in used]
+                if not all(any(a < e and b > s for a, b in row) for row in windows for s, e in around):
+                    continue
+                curve, share = problem.versions[version].curve, fleet.round_cost(version, used).share
+                for source in range(version + 1):
+                    after = step_one(curve, highs[source] * (1 + 1e-9), share)
+                    assert after > lows[version]
+                    checked += 1
+                below += step_one(curve, 0.98 * highs[version], share) < lows[version]
+    assert checked > 50
+    assert below > 5  # it is no higher than it has to be
 
 
 def test_it_sees_what_the_bound_without_phases_does_not() -> None:

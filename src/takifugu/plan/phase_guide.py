@@ -9,7 +9,8 @@ import numpy as np
 
 from takifugu.plan.bounds import Guide, Ints
 from takifugu.plan.curves import Floats
-from takifugu.plan.phases import PhasedTerrain, Proven
+from takifugu.plan.phase_borders import Proven
+from takifugu.plan.phases import PhasedTerrain
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,10 @@ from takifugu.plan import relaxation
 from takifugu.plan.bounds import Guide
 from takifugu.plan.options import Options
 from takifugu.plan.parts import Parts
+from takifugu.plan.phase_cuts import Phases
 from takifugu.plan.phase_guide import ProvenGuide
 from takifugu.plan.phase_prices import DEARER_ROUNDS, Cut, Way, best_cut, spread
-from takifugu.plan.phases import PhasedTerrain, Phases
+from takifugu.plan.phases import PhasedTerrain
 from takifugu.plan.plan import Plan
 from takifugu.plan.potentials import Potential, Prices
 from takifugu.plan.prices import Priced
@@ -59,7 +60,7 @@ class Look:
 
 
 LOOKS = (
-    Look(12, 13, 6, (SWEEP,), (600,), first=True),
+    Look(12, 13, 6, (SWEEP,), (800,), first=True),
     Look(14, 25, 6, (WIDE_SWEEP,), (800,)),
 )
 LISTED = Look(24, 49, 12, ((200, 6, 0.003), WIDE_SWEEP, (1500, 64, 0.002)), (1000, 2500), 20.0)
@@ -109,7 +110,7 @@ class PhaseRungs(Parts, ABC):
         if self.plan is None:
             self._simple()
         priced = prices_around(terrain, self.prices)
-        self._led_by_phases(priced, LISTED)
+        self._led_by_phases(priced, LISTED, LISTED.sweeps if self.thorough else LISTED.sweeps[:1])
         if self.plan is None:
             return False
         proven = None if self._good() else self._in_phases(priced, LISTED)
@@ -117,19 +118,21 @@ class PhaseRungs(Parts, ABC):
             return True
         return (proven is not None and self._exact(max_labels, proven)) or not self.thorough
 
-    def _led_by_phases(self, priced: Priced, look: Look) -> None:
+    def _led_by_phases(self, priced: Priced, look: Look, sweeps: Sequence[Width] = ()) -> None:
         """Plans along values of all phases, as if no round reached over a border: what makes a bound a bound
         there would lead a plan astray."""
         if self.prices.per_round:  # then there are many prices already
-            look = replace(look, rates=look.rates // 4)
+            look = replace(look, rates=max(look.rates // 4, 9))
         prices = self._spread(priced, look, _ROUNDS)
-        phases = Phases.of(self.problem, self.rounds_of, look.phases)
+        phases = Phases.of(self.problem, self.rounds_of, look.phases if look.first else 2 * look.phases)
+        if len(phases) == 1:
+            return
         terrain = PhasedTerrain(phases, self.offers, prices, 150, self.check, taxed=False)
         values = terrain.estimate()
         estimate_j = terrain.estimate_j(values)
         self._follow(Priced(values[0], 0, estimate_j), terrain.posts(values))
         matter = estimate_j > PHASES_GAIN * priced.energy_j
-        for sweep in look.sweeps if self.thorough and matter else look.sweeps[:1]:
+        for sweep in sweeps if matter else sweeps[:1]:
             if not self._good() and not self._near(estimate_j, CLEARLY):
                 self._sweep_along(terrain, values, priced, sweep)
 
@@ -156,7 +159,8 @@ class PhaseRungs(Parts, ABC):
             self._sweep_along(terrain, values, priced, look.sweeps[0])
             if not self._near(estimate_j, 2.0):  # one that does not know who is there when may do better
                 self._sweep_along(None, values, priced, look.sweeps[0])
-        if look.first and not self._near(estimate_j, 2.0):
+        # What cannot do is left to the closer look; where labels make that slow it may not come to an end.
+        if look.first and not self._near(estimate_j, 1.0 if self.fleet.mix is None else 2.0):
             return None
         most_j = 1.05 * self.plan.energy_j + terrain.prices[0].per_round * (self.problem.max_rounds or 0)
         focus = Way.of(terrain, values, self.plan).focus()

@@ -196,12 +196,15 @@ class Solver(PhaseRungs):
                 if self._hopeless():
                     return True
                 self._simple()
+            come_and_go = self.attendance is not None and not self.complete and not large
+            if come_and_go and not self._promising(priced, CLEARLY):
+                self._led_by_phases(priced, LOOKS[number])
             if self.plan is not None and not self.thorough:
                 self._certify(terrain, priced, fine // 2)
                 return True
             if not self.by_phases:
                 self._certify(terrain, priced, fine)
-            if not self._good() and self.attendance is not None and not self.complete and not large:
+            if come_and_go and not self._good():
                 self._in_phases(priced, LOOKS[number])
             if self._good():
                 return True
