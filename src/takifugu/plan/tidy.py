@@ -8,7 +8,7 @@ An order counts only if it keeps every limit at no more energy.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 
 from takifugu.plan.fleet import Fleet
@@ -18,7 +18,7 @@ from takifugu.plan.problem import Problem
 MOST_TRIES = 100
 
 Block = tuple[Decision, int]
-"""A decision, and how many rounds in a row it is taken."""
+"""A decision, and how many rounds in a row it is taken. Equal decisions are one object: compared often."""
 
 
 def teams(plan: Plan) -> int:
@@ -56,21 +56,20 @@ def tidied(problem: Problem, fleet: Fleet, plan: Plan, check: Callable[[], None]
     return best
 
 
-def _closer(blocks: Sequence[Block]) -> list[list[Block]]:
+def _closer(blocks: Sequence[Block]) -> Iterator[list[Block]]:
     """Every way to bring a block to the next one of the same team, the nearest first."""
-    found = []
+    pairs = []
     for place, (decision, _) in enumerate(blocks):
         for other in range(place + 2, len(blocks)):
             if blocks[other][0].version != decision.version:
                 break
-            if _team(blocks[other][0]) == _team(decision):
-                between = list(blocks[place + 1 : other])
-                before, after = list(blocks[:place]), list(blocks[other + 1 :])
-                together = [blocks[place], blocks[other]]
-                ways = ([*between, *together], [*together, *between])
-                found += [(other - place, _joined([*before, *way, *after])) for way in ways]
+            if blocks[other][0] is decision:
+                pairs.append((place, other))
                 break
-    return [candidate for _, candidate in sorted(found, key=lambda pair: pair[0])]
+    for place, other in sorted(pairs, key=lambda pair: pair[1] - pair[0]):
+        between, together = blocks[place + 1 : other], (blocks[place], blocks[other])
+        for way in ((*between, *together), (*together, *between)):
+            yield _joined([*blocks[:place], *way, *blocks[other + 1 :]])
 
 
 def _until_met(problem: Problem, fleet: Fleet, decisions: Sequence[Decision]) -> Plan | None:
@@ -91,14 +90,15 @@ def _team(decision: Decision) -> tuple[int, tuple[tuple[int, int], ...]]:
 
 
 def _blocks(decisions: Sequence[Decision]) -> list[Block]:
-    return _joined([(decision, 1) for decision in decisions])
+    known: dict[tuple[int, tuple[tuple[int, int], ...]], Decision] = {}
+    return _joined([(known.setdefault(_team(decision), decision), 1) for decision in decisions])
 
 
 def _joined(blocks: Sequence[Block]) -> list[Block]:
     joined: list[Block] = []
     for decision, count in blocks:
-        if joined and _team(joined[-1][0]) == _team(decision):
-            joined[-1] = (joined[-1][0], joined[-1][1] + count)
+        if joined and joined[-1][0] is decision:
+            joined[-1] = (decision, joined[-1][1] + count)
         else:
             joined.append((decision, count))
     return joined
