@@ -8,6 +8,7 @@ from benchmarks.plan_instances import instance
 from generator import small_problem
 from oracle import enumerate_plans
 from test_bounds import HARD, offers_of
+from whole_seconds import whole_problem
 
 from takifugu.plan import certificate
 from takifugu.plan.certificate import certify
@@ -184,3 +185,21 @@ def test_no_share_is_free_when_intervals_are_merged(count: int) -> None:
     assert few.right.min() > 0.0
     assert (few.left <= few.right).all()
     assert few.high[-1] == 1.0
+
+
+def test_where_there_are_few_node_sets_steps_cost_the_certificate_little(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Three nodes and ninety rounds: steps all the way up, of which a repair takes much."""
+    problem = Problem.from_dict(whole_problem(1))
+    terrain = Terrain(problem, Parts(problem).offers, 150)
+    values = terrain.estimate([Prices(0.3)])
+    start = np.array([problem.start_loss])
+
+    def found() -> float:
+        return float(certify(terrain, values, 0, 1e4, [800] * len(problem.versions)).at(0, start)[0])
+
+    wanted = float(values.at(0, start)[0])
+    assert found() > 0.99 * wanted
+    monkeypatch.setattr(certificate, "_flowing", lambda way, *_: np.zeros(len(way.arrivals.grid)))
+    assert found() < 0.98 * wanted

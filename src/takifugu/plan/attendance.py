@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from takifugu.plan.curves import Floats
-from takifugu.plan.families import Family, prefixes
+from takifugu.plan.families import Family, listed_family, prefixes
 from takifugu.plan.fleet import Fleet
+from takifugu.plan.options import Options
 from takifugu.plan.problem import at_most
 
 Mask = NDArray[np.bool_]
@@ -25,6 +26,8 @@ class Attendance:
     multipliers: Floats
     favoured_s: Sequence[Floats | None]
     """[version]: round times worth looking at"""
+    listed: Callable[[int, Mask], Options | None] | None = None
+    """All sets of some nodes, by version, where there are few enough of them"""
     _known: dict[tuple[int, int, bytes], Family | None] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
@@ -50,9 +53,14 @@ class Attendance:
     def family(self, version: int, mask: Mask, orders: int = _ORDERS) -> Family | None:
         key = (version, orders, mask.tobytes())
         if key not in self._known:
-            favoured_s = self.favoured_s[version]
-            self._known[key] = prefixes(self.fleet, version, self.multipliers, mask, orders, favoured_s)
+            self._known[key] = self._drawn(version, mask, orders)
         return self._known[key]
+
+    def _drawn(self, version: int, mask: Mask, orders: int) -> Family | None:
+        if self.listed is not None:
+            options = self.listed(version, mask)
+            return None if options is None else listed_family(options)
+        return prefixes(self.fleet, version, self.multipliers, mask, orders, self.favoured_s[version])
 
     def crowds(self, version: int, most: int = 14) -> list[Family]:
         """Families of those who are there at some moments: the start, and when somebody comes or goes."""

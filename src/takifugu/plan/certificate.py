@@ -91,9 +91,13 @@ def certify(
             limit = np.minimum.accumulate(limit[::-1])[::-1]  # values never fall with the loss
             way = _Rounds.of(curve, grid, close, offers.exact)
             guess = walk_up(way.arrivals, close.left[None, :], close.at_high[None, :], limit[None, :], cap)[0]
-            ratio, sound = gains(way, guess), guess
-            for k in range(_REPAIRS):
-                sound = _repaired(way, sound, guess, gains(way, sound) if k else ratio)
+            smooth = _sound(way, _flowing(way, limit, most_j))[0] if offers.exact else None
+            if smooth is not None and smooth[-1] >= guess[-1] * (1 - lost):
+                sound = smooth
+            else:
+                sound, ratio = _sound(way, guess)
+                if smooth is not None:  # the higher of two is as sound as each of them
+                    sound, _ = _sound(way, np.maximum(sound, smooth))
             if sound[-1] > highest:
                 highest, grids[v], value[v], ways[v] = float(sound[-1]), grid, sound, way
             if look == _LOOKS or not close_look or sound[-1] >= guess[-1] * (1 - lost):
@@ -109,6 +113,26 @@ def certify(
             value[v] = _only_exits(all_exits, v, most_j)
     rows = tuple((x - ROUNDING * np.abs(x))[None, :] for x in value)
     return Values((prices,), tuple(grids), rows, rows)
+
+
+def _sound(way: _Rounds, guess: Floats) -> tuple[Floats, Floats]:
+    """The guess, repaired, and what rounds seemed to gain per cost before."""
+    ratio, sound = gains(way, guess), guess
+    for k in range(_REPAIRS):
+        sound = _repaired(way, sound, guess, gains(way, sound) if k else ratio)
+    return sound, ratio
+
+
+def _flowing(way: _Rounds, limit: Floats, most_j: float) -> Floats:
+    """What is left to pay if rounds could be cut short (decision 101). Where there are few node sets, whole
+    rounds make steps all the way up, and a repair takes much off them; nothing of this, which has none."""
+    grid, close = way.arrivals.grid, way.close
+    speed = way.curve.speed(0.5 * (grid[1:] + grid[:-1])[:, None], close.high[None, :])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        slope = np.where(speed > 0.0, close.left[None, :] / speed, np.inf).min(axis=1)
+    total = np.concatenate([[0.0], np.cumsum(np.minimum(slope * np.diff(grid), most_j))])
+    room = np.minimum.accumulate(np.minimum(limit - total, 0.0))
+    return np.asarray(np.clip(total + room, 0.0, most_j))
 
 
 def _closely(terrain: Terrain, version: int, full: Charges, coarse: Charges, rough: Floats) -> Charges:

@@ -96,6 +96,22 @@ def prefixes(
     )
 
 
+def listed_family(options: Options) -> Family:
+    """Sets that were listed as a family: each is an order of its own, cut at its end."""
+    sets = [options.used(row) for row in range(len(options))]
+    count = np.array([len(used) for used in sets], dtype=np.int64)
+    return Family(
+        options.time_s,
+        options.energy_j,
+        options.share,
+        np.arange(len(sets)),
+        count,
+        np.concatenate([[0], np.cumsum(count)]),
+        np.array([node for used in sets for node in used], dtype=np.int64),
+        np.array([samples for used in sets for samples in used.values()], dtype=np.int64),
+    )
+
+
 def _thresholds(distinct: Floats, most: int, favoured_s: Floats | None) -> Floats:
     """Some of the round times there can be: the favoured ones, and others evenly among all."""
     if len(distinct) <= most:

@@ -13,6 +13,7 @@ from takifugu.plan import families, relaxation
 from takifugu.plan.attendance import Attendance
 from takifugu.plan.bounds import Dual, Guide, best_dual
 from takifugu.plan.curves import Floats
+from takifugu.plan.dominance import undominated
 from takifugu.plan.fleet import Fleet
 from takifugu.plan.label_prices import cheapest_rounds
 from takifugu.plan.options import Options, enumerable, enumerate_options, joined
@@ -138,6 +139,30 @@ class Parts:
             found.append(relaxation.relaxed_offers(self.fleet, v, multipliers, grid, present, times))
         return found
 
+    def listed(self, version: int, present: NDArray[np.bool_]) -> Options | None:
+        """Where all node sets can be listed: those of nodes that are present, without those that another
+        beats. (What was dropped before fell to a set with the same windows, so that one is present, too.)"""
+        options = self.all_options[version]
+        if options is None:
+            return None
+        there = np.flatnonzero((self._members[version] <= present).all(axis=1))
+        if not len(there):
+            return None
+        rows = (options.time_s[there], options.energy_j[there], -options.share[there])
+        return options.take(there[undominated(*rows)])
+
+    @cached_property
+    def _members(self) -> list[NDArray[np.bool_]]:
+        """[version][node set, node]: who is in it."""
+        found = []
+        for options in self.all_options:
+            member = np.zeros((0 if options is None else len(options), len(self.problem.nodes)), dtype=bool)
+            for row in range(len(member)):
+                assert options is not None
+                member[row, list(options.used(row))] = True
+            found.append(member)
+        return found
+
     @cached_property
     def land(self) -> Landscape:
         return Landscape.of(self.problem, self.offers, 500)
@@ -164,7 +189,8 @@ class Parts:
         """Who is there when; nothing if everybody always is."""
         if self.fleet.always_available:
             return None
-        return Attendance(self.fleet, self.multipliers, self.favoured_s)
+        listed = self.listed if self.complete else None
+        return Attendance(self.fleet, self.multipliers, self.favoured_s, listed)
 
     @cached_property
     def families(self) -> list[families.Family | None]:

@@ -13,24 +13,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from takifugu.plan.curves import Floats
-from takifugu.plan.phases import Focus, Mask, PhasedTerrain, Phases
+from takifugu.plan.phase_borders import Focus
+from takifugu.plan.phase_cuts import Mask, Phases
+from takifugu.plan.phases import PhasedTerrain
 from takifugu.plan.plan import Plan
 from takifugu.plan.potentials import Prices
 from takifugu.plan.problem import Problem
 from takifugu.plan.relaxation import Offers
 from takifugu.plan.values import Values
 
-_DEARER_ROUNDS = (1.0, 1.2, 1.45)
+DEARER_ROUNDS = (1.0, 1.2, 1.45)
 """Where rounds have a price: how much more they may be worth when nodes come and go."""
 _ASIDE = 4
 """As many of its rounds a plan may be ahead or late when a phase begins: the losses that matter there."""
 _FAR = (0.25, 0.5)
 """Strong rounds lead to losses that the plan reaches later: after these parts of its rounds to come."""
+_REST = (0.05, 0.1, 0.17, 0.25, 0.37, 0.5, 0.65, 0.8)
+"""After these, values should be high, too."""
 
 
-def spread(rates: Iterable[float], per_round: float) -> list[Prices]:
-    """Prices at these rates per second; rounds, where they have a price, at a few of theirs."""
-    rounds = [per_round * f for f in _DEARER_ROUNDS] if per_round else [0.0]
+def spread(rates: Iterable[float], per_round: float, parts: Sequence[float] = DEARER_ROUNDS) -> list[Prices]:
+    """Prices at these rates per second; rounds, where they have a price, at so many times theirs."""
+    rounds = [per_round * f for f in parts] if per_round else [0.0]
     rates = sorted({0.0, *map(float, rates)})
     return [Prices(rate, price) for price in rounds for rate in rates]
 
@@ -69,6 +73,8 @@ class Way:
     """[phase]: losses around the plan's when it begins"""
     far: tuple[Floats, ...]
     """[phase]: some that it reaches later"""
+    rest: tuple[Floats, ...]
+    """[phase]: more of those"""
 
     @classmethod
     def of(cls, terrain: PhasedTerrain, values: Sequence[Values], plan: Plan) -> Way:
@@ -77,7 +83,7 @@ class Way:
         versions = [index[problem.start_version], *(index[r.version] for r in plan.rounds)]
         losses = np.array([problem.start_loss, *(r.loss for r in plan.rounds)])
         ends = np.array([problem.start_time_s, *(r.start_s + r.time_s for r in plan.rounds)])
-        last, version, near, far = len(losses) - 1, [], [], []
+        last, version, near, far, rest = len(losses) - 1, [], [], [], []
         aside = min(_ASIDE, 1 + last // 20)
         for begin in terrain.phases.bounds[:-1]:
             place = max(int(np.searchsorted(ends, begin, side="right")) - 1, 0)
@@ -85,7 +91,8 @@ class Way:
             version.append(versions[place])
             near.append(np.unique(losses[beside]))
             far.append(losses[[place + round(part * (last - place)) for part in _FAR]])
-        return cls(terrain, values, tuple(version), tuple(near), tuple(far))
+            rest.append(losses[[place + round(part * (last - place)) for part in _REST]])
+        return cls(terrain, values, tuple(version), tuple(near), tuple(far), tuple(rest))
 
     def focus(self) -> list[Focus]:
         """[phase]: the best prices near the plan and all between them (to go on at the same price costs
@@ -96,7 +103,8 @@ class Way:
             prices = {*range(int(best.min()), int(best.max()) + 1), *self._best(phase, far).tolist()}
             before = self.near[max(phase - 1, 0)]
             losses = (float(far.min()), float(before.max()))
-            found.append(Focus(tuple(sorted(prices)), losses))
+            spots = tuple((self.version[phase], float(loss)) for loss in (*near, *self.rest[phase]))
+            found.append(Focus(tuple(sorted(prices)), losses, spots))
         return found
 
     def few(self, count: int) -> list[Prices]:

@@ -11,21 +11,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from takifugu.errors import UsageError
-from takifugu.plan import relaxation
 from takifugu.plan.baselines import run_baselines
 from takifugu.plan.bounds import Guide
 from takifugu.plan.certificate import LOST, certify
 from takifugu.plan.curves import Floats
 from takifugu.plan.options import Options
-from takifugu.plan.parts import Parts
-from takifugu.plan.phase_prices import Cut, Way, best_cut, spread
-from takifugu.plan.phases import PhasedTerrain, Phases
+from takifugu.plan.phase_rungs import CLEARLY, LOOKS, SWEEP, WIDE_SWEEP, PhaseRungs
 from takifugu.plan.plan import Decision, Plan, meets_limits, replay
 from takifugu.plan.polish import polish
 from takifugu.plan.potentials import Potential
@@ -49,34 +45,12 @@ on, half of the tolerance will do."""
 LARGE_FLEET = 2000
 _SPLITS, _PIECES = 2, 4
 """On large fleets, how often merged round times that matter are split, and in how many."""
-CLEARLY = 0.6
-"""Within this part of the tolerance of the estimate, a plan is left as it is until the proof is better."""
 PASSES = ((300, 400, 800), (700, 1000, 1600))
 QUICKLY = 0.55
 """Where the estimate leaves this part of the tolerance to the proof, a quick certificate is tried first."""
 FINEST = 2200
 """Losses of an estimate, of a certificate, and shares: the second pass looks closer. A third certificate, as
 fine as that, follows where the estimate says that it will do."""
-SWEEP, WIDE_SWEEP = (300, 8, 0.003), (600, 24, 0.003)
-"""Buckets, labels in each, and what a sweep holds back."""
-PHASES_GAIN = 1.002
-"""By how much phases must raise the estimate of the least energy to be worth a certificate."""
-
-
-@dataclass(frozen=True)
-class Look:
-    """How closely time in phases is looked at, where nodes come and go."""
-
-    phases: int
-    rates: int
-    """Prices of a second, to look at"""
-    few: int
-    """and about how many of them to prove"""
-    sweep: tuple[int, int, float]
-    cells: int
-
-
-LOOKS = (Look(12, 13, 6, SWEEP, 600), Look(14, 25, 6, WIDE_SWEEP, 800))
 SMALL_ROWS = 20_000
 """Most rows (node sets, all versions) for which the exact search is tried first."""
 
@@ -112,7 +86,7 @@ def _halved(grid: Floats) -> Floats:
     return np.sort(np.concatenate([grid, 0.5 * (grid[1:] + grid[:-1])]))
 
 
-class Solver(Parts):
+class Solver(PhaseRungs):
     """The state of one solve: what is known so far. What rungs share is in `parts.py`."""
 
     def __init__(
@@ -135,7 +109,6 @@ class Solver(Parts):
         self.simplest: Plan | None = None
         """The cheapest of the baselines"""
         self.by_phases = False
-        """Whether they matter"""
         self.reached: Reached | None = None
 
     def _in_time(self) -> None:
@@ -170,9 +143,13 @@ class Solver(Parts):
                 return
             self._raise_bound(self.dual.bound_j, "continuous bound")
             self._sweeps(self.all_options, ((200, 6, 0.003),))
-            if self._good() or (self.plan is not None and not self.thorough):
+            come_and_go = self.attendance is not None
+            if self._good() or (self.plan is not None and not self.thorough and not come_and_go):
                 return
-            if self._exact(3_000_000 if self.tolerance == 0.0 else 30_000 if self.thorough else 4_000):
+            labels = 30_000 if self.thorough else 4_000
+            if self._exact(3_000_000 if self.tolerance == 0.0 else labels):
+                return
+            if come_and_go and self._listed_in_phases(labels):
                 return
         if self._passes():
             return
@@ -223,13 +200,16 @@ class Solver(Parts):
                 if self._hopeless():
                     return True
                 self._simple()
+            come_and_go = self.attendance is not None and not self.complete and not large
+            if come_and_go and not self._promising(priced, CLEARLY):
+                self._led_by_phases(priced, LOOKS[number])
             if self.plan is not None and not self.thorough:
                 self._certify(terrain, priced, fine // 2)
                 return True
             if not self.by_phases:
                 self._certify(terrain, priced, fine)
-            if not self._good() and self.attendance is not None:
-                self._in_phases(priced, number)
+            if come_and_go and not self._good():
+                self._in_phases(priced, LOOKS[number])
             if self._good():
                 return True
             if self.by_phases or self._promising(priced, CLEARLY) or (large and self.plan is not None):
@@ -285,64 +265,6 @@ class Solver(Parts):
             terrain, priced.values, priced.best, 1.3 * (known + limits), fine, lost=max(lost, LOST)
         )
         self._raise_bound(float(found.from_start(problem)[0]), "whole-round bound")
-
-    def _in_phases(self, priced: Priced, number: int) -> None:
-        """Plans and a bound that know who is there when, along values by phase; closer the second time."""
-        if self.complete or len(self.problem.nodes) > LARGE_FLEET:
-            return
-        look, rounds = LOOKS[number], self._rounds_of()
-        known_j = priced.energy_j if self.plan is None else self.plan.energy_j
-        span = self.problem.time_limit - self.problem.start_time_s
-        rate = self.prices.per_second or 0.3 * known_j / max(span, 1e-9)
-        prices = spread(rate * np.geomspace(0.2, 5.0, look.rates), self.prices.per_round)
-        cut: Cut = (np.inf, 0.0)
-        if self.plan is not None:
-            double_s = 2.0 * max(r.time_s for r in self.plan.rounds)
-            cuts = (cut, (double_s, 0.0), (double_s, double_s))
-            cut = best_cut(self.problem, self.offers, rounds, look.phases, cuts, prices, self.check)
-        phases = Phases.of(self.problem, rounds, look.phases, *cut)
-        if len(phases) == 1:
-            return
-        for cells in (150, 300):
-            terrain = PhasedTerrain(phases, self.offers, prices, cells, self.check)
-            values = terrain.estimate()
-            estimate_j = terrain.estimate_j(values)
-            self._follow(Priced(values[0], 0, estimate_j), terrain.posts(values))
-            if self.plan is None:
-                return
-            prices = Way.of(terrain, values, self.plan).few(look.few)
-        assert self.plan is not None
-        self.by_phases = estimate_j > PHASES_GAIN * priced.energy_j
-        if not self.by_phases:
-            return
-        if not self._near(estimate_j, CLEARLY):
-            rows = priced.values.potentials()
-            progress, plain = rows[priced.best], replace(self.limits, potentials=rows)
-            self._sweeps(self.family_options(10), (look.sweep,), (terrain.guide(values, plain), progress))
-            if not self._near(estimate_j, 2.0):  # one that does not know who is there when may do better
-                self._sweeps(self.family_options(10), (look.sweep,), (plain, progress))
-        if number == 0 and not self._near(estimate_j, 2.0):
-            return
-        most_j = 1.05 * self.plan.energy_j + terrain.prices[0].per_round * (self.problem.max_rounds or 0)
-        focus = Way.of(terrain, values, self.plan).focus()
-        proven = terrain.certified(values, focus, look.cells, most_j)
-        self._raise_bound(terrain.bound_j(proven), "bound by phases")
-
-    def _near(self, estimate_j: float, part: float) -> bool:
-        """Whether the plan is within this part of the tolerance of the estimate."""
-        return self.plan is not None and estimate_j >= self.plan.energy_j * (1.0 - part * self.tolerance)
-
-    def _rounds_of(self) -> Callable[[NDArray[np.bool_]], list[relaxation.Offers | None]]:
-        """Relaxed rounds of those who are there; remembered."""
-        known: dict[bytes, list[relaxation.Offers | None]] = {}
-
-        def rounds(mask: NDArray[np.bool_]) -> list[relaxation.Offers | None]:
-            key = mask.tobytes()
-            if key not in known:
-                known[key] = self.relaxed(self.few_multipliers, mask, points=relaxation.SHARES)
-            return known[key]
-
-        return rounds
 
     def _good(self) -> bool:
         if self.plan is None:
@@ -444,10 +366,11 @@ class Solver(Parts):
             self.plan = other
             self.rungs.append("fewer teams")
 
-    def _exact(self, max_labels: int) -> bool:
+    def _exact(self, max_labels: int, guide: Guide | None = None) -> bool:
         """The exact search; true if it proved what it had to."""
         known = np.inf if self.plan is None else self.plan.energy_j
-        search = Search(self.problem, self.all_options, self.dual.guide, self.tolerance, max_labels, known)
+        guide = guide or self.dual.guide
+        search = Search(self.problem, self.all_options, guide, self.tolerance, max_labels, known)
         search.check = self.check
         try:
             found = search.run()

@@ -8,7 +8,7 @@ An order counts only if it keeps every limit at no more energy.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 
 from takifugu.plan.fleet import Fleet
@@ -18,7 +18,7 @@ from takifugu.plan.problem import Problem
 MOST_TRIES = 100
 
 Block = tuple[Decision, int]
-"""A decision, and how many rounds in a row it is taken."""
+"""A decision, and how many rounds in a row it is taken. Equal decisions are one object: compared often."""
 
 
 def teams(plan: Plan) -> int:
@@ -57,21 +57,20 @@ def tidied(problem: Problem, fleet: Fleet, plan: Plan, check: Callable[[], None]
     return best
 
 
-def _closer(blocks: Sequence[Block]) -> list[list[Block]]:
+def _closer(blocks: Sequence[Block]) -> Iterator[list[Block]]:
     """Every way to bring a block to the next one of the same team, the nearest first."""
-    found = []
+    pairs = []
     for place, (decision, _) in enumerate(blocks):
         for other in range(place + 2, len(blocks)):
             if blocks[other][0].version != decision.version:
                 break
-            if _same(blocks[other][0], decision):
-                between = list(blocks[place + 1 : other])
-                before, after = list(blocks[:place]), list(blocks[other + 1 :])
-                together = [blocks[place], blocks[other]]
-                ways = ([*between, *together], [*together, *between])
-                found += [(other - place, _joined([*before, *way, *after])) for way in ways]
+            if blocks[other][0] is decision:
+                pairs.append((place, other))
                 break
-    return [candidate for _, candidate in sorted(found, key=lambda pair: pair[0])]
+    for place, other in sorted(pairs, key=lambda pair: pair[1] - pair[0]):
+        between, together = blocks[place + 1 : other], (blocks[place], blocks[other])
+        for way in ((*between, *together), (*together, *between)):
+            yield _joined([*blocks[:place], *way, *blocks[other + 1 :]])
 
 
 def _until_met(problem: Problem, fleet: Fleet, decisions: Sequence[Decision]) -> Plan | None:
@@ -91,19 +90,22 @@ def _team(decision: Decision) -> tuple[int, tuple[tuple[int, int], ...]]:
     return decision.version, tuple(sorted(decision.used.items()))
 
 
-def _same(one: Decision, other: Decision) -> bool:
-    return one.version == other.version and (one.used is other.used or one.used == other.used)
-
-
 def _blocks(decisions: Sequence[Decision]) -> list[Block]:
-    return _joined([(decision, 1) for decision in decisions])
+    """One decision stands for all that are equal, so that they can be told by identity."""
+    known: dict[tuple[int, tuple[tuple[int, int], ...]], Decision] = {}
+    seen: dict[tuple[int, int], Decision] = {}
+    for decision in decisions:  # most share their team already, and sorting thousands of nodes takes long
+        key = (decision.version, id(decision.used))
+        if key not in seen:
+            seen[key] = known.setdefault(_team(decision), decision)
+    return _joined([(seen[decision.version, id(decision.used)], 1) for decision in decisions])
 
 
 def _joined(blocks: Sequence[Block]) -> list[Block]:
     joined: list[Block] = []
     for decision, count in blocks:
-        if joined and _same(joined[-1][0], decision):
-            joined[-1] = (joined[-1][0], joined[-1][1] + count)
+        if joined and joined[-1][0] is decision:
+            joined[-1] = (decision, joined[-1][1] + count)
         else:
             joined.append((decision, count))
     return joined

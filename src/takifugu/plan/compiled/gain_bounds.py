@@ -16,6 +16,9 @@ def between(table: Floats, first: int, last: int, least: bool) -> float:
     """The least (or the greatest) of a row from one place to another; `table[level]` has it for stretches of
     1, 2, 4, ... places (`certificate._Range`)."""
     level, length = 0, last - first + 1
+    if length <= 2:  # most are: no loop, no second place
+        short: float = table[length - 1, first]
+        return short
     while length > 1:
         length >>= 1
         level += 1
