@@ -124,6 +124,7 @@ class Search:
             last = rounds + 1 >= limit and self.observe is None
             children = self._expand(layer, limit - rounds, not last)
             rounds += 1
+            children = self._below_the_cutoff(*children, rounds)
             kept, archive = labels.select(len(self.options), children, archive)
             (version, parent, option), (energy, clock, loss) = (x[:, kept] for x in children)
             layer = Layer(version, energy, clock, loss, parent, option)
@@ -178,6 +179,20 @@ class Search:
         if version >= 0:
             found.energy_j, self._arrival = energy_j, (self.depth, version, parent, option)
         return children
+
+    def _below_the_cutoff(self, numbers: Ints, values: Floats, rounds: int) -> tuple[Ints, Floats]:
+        """Where the guide knows more than its potentials, which is all that compiled loops read."""
+        guide, found = self.guide, self.found
+        if guide is None or type(guide) is Guide or not numbers.shape[1]:
+            return numbers, values
+        version, (energy, clock, loss) = numbers[0], values
+        bound = energy.copy()
+        for v in np.unique(version):
+            rows = version == v
+            bound[rows] += guide.energy_to_go(int(v), loss[rows], clock[rows], rounds)
+        dear = bound >= min(found.energy_j, self.known_j) * (1.0 - self.tolerance)
+        found.least_pruned_j = min(found.least_pruned_j, float(bound.min(where=dear, initial=np.inf)))
+        return numbers[:, ~dear], values[:, ~dear]
 
     def _decision(self, version: int, option: int) -> Decision:
         options = self.options[version]
