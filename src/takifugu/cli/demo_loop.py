@@ -45,7 +45,7 @@ SWITCH_S, SERVER_W = 0.2, 10.0
 """A switch and the server's power as assumed. A time measured here would differ from one call to the next,
 and the plan with it."""
 
-RESERVE = 0.2
+RESERVE = 0.1
 """The share of the time that is kept for what differs from the profile: devices that are slow or drop out
 make everyone wait, and training has its ups and downs. Baselines are planned with it, too."""
 
