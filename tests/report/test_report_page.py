@@ -128,7 +128,7 @@ def test_rounds_beyond_the_plan_are_owned_up_to(folder: Path) -> None:
     result = json.loads((folder / "result.json").read_text())
     dump(folder / "result.json", {**result, "rounds": 14, "planned_rounds": 6})
     assert (
-        "The plan's 6 rounds were not enough: its last was repeated 8 times."
+        "The plan's 6 rounds were not enough: its last round was repeated 8 times."
         in headline(read(folder)).sentences
     )
     with (folder / "events.jsonl").open("a") as events:
@@ -155,7 +155,7 @@ def test_plans_that_were_made_anew_are_told(folder: Path) -> None:
     assert not any("enough" in sentence for sentence in once)  # the new plan had these rounds
     assert f"{parted} 2 times." in told(round=6, event="replanned", rounds=6, energy_j=1.0, until_s=9.0)
     beyond = told(round=12, event="beyond_plan", loss=0.5)
-    assert "The last plan was not enough: its last was repeated 3 times." in beyond
+    assert "The last plan was not enough: its last round was repeated 3 times." in beyond
     joined = told(round=13, event="joined", node="jetson")
     assert "The last plan was not enough: its last team went on for 3 more, joined by jetson." in joined
     assert "planned anew 2 times" in page(read(folder))

@@ -121,8 +121,9 @@ def _beyond(run: Run) -> list[str]:
     said, planned = [], run.outcome.planned_rounds
     extra = run.outcome.rounds - (planned or run.outcome.rounds)
     if anew := [event for event in run.events if event.get("event") == "replanned"]:
-        times = "once" if len(anew) == 1 else f"{len(anew)} times"
-        said.append(f"Reality and plan parted on the way: what was left was planned anew {times}.")
+        said.append(
+            f"Reality and plan parted on the way: what was left was planned anew {_times(len(anew))}."
+        )
         beyond = [event for event in run.events if event.get("event") == "beyond_plan"]
         extra = run.outcome.rounds + 1 - _whole(beyond[-1].get("round")) if beyond else 0
     if extra <= 0:
@@ -132,7 +133,11 @@ def _beyond(run: Run) -> list[str]:
     if joined:
         names = f"{', '.join(joined[:_NAMED])}{' and others' if len(joined) > _NAMED else ''}"
         return [*said, f"{enough}: its last team went on for {extra} more, joined by {names}."]
-    return [*said, f"{enough}: its last was repeated {extra} times."]
+    return [*said, f"{enough}: its last round was repeated {_times(extra)}."]
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
 
 
 def _whole(value: object) -> int:
