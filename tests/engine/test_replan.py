@@ -112,8 +112,27 @@ def test_where_nothing_does_any_more_it_goes_on_as_it_was() -> None:
     assert REPLANNER.course(FIRST, standing(2, "dense", PROBLEM.deadline_s - 1.0, 2.0)) is FIRST
 
 
-def test_in_the_reserve_others_join_instead() -> None:
+def test_in_the_reserve_as_little_of_it_is_used_as_will_do() -> None:
+    """Quick rounds that leave time for more; they have to promise twice the way that is seen to be left."""
     at = standing(2, "dense", PROBLEM.deadline_s + 1.0, 0.61)
+    course = REPLANNER.course(FIRST, at)
+    assert course.after == 2
+    problem = Problem.from_dict(course.policy.file["problem"])
+    assert problem.start_loss == pytest.approx(0.62)
+    assert verify(problem.to_dict(), dict(course.policy.file)).ok
+    left_s = DEADLINE_S - at.clock_s
+    used = (problem.deadline_s - at.clock_s) / left_s
+    assert used == pytest.approx(min(p for p in replan.RESERVE_PARTS if _can(at, problem, p * left_s)))
+    assert used < 1.0
+
+
+def _can(at: State, problem: Problem, seconds: float) -> bool:
+    """Whether any plan does it in so many seconds."""
+    return solve(dataclasses.replace(problem, deadline_s=at.clock_s + seconds)).plan is not None
+
+
+def test_in_the_reserve_others_join_where_no_plan_does() -> None:
+    at = standing(2, "dense", PROBLEM.deadline_s + 1.0, 1.5)
     given_up = REPLANNER.course(FIRST, at)
     assert (given_up.policy, given_up.after, given_up.planned) == (FIRST.policy, 0, 2)
     decision, predicted = given_up.at(3, at.loss)
@@ -134,9 +153,6 @@ def test_a_plan_that_is_used_up_above_the_target_has_to_promise_twice_as_much() 
     problem = Problem.from_dict(course.policy.file["problem"])
     assert problem.start_loss == pytest.approx(target * 1.10)  # of what was seen, not of what is believed
     assert verify(problem.to_dict(), dict(course.policy.file)).ok
-    # Once the time that was planned for is over, others join instead.
-    late = dataclasses.replace(end, clock_s=PROBLEM.deadline_s + 0.1)
-    assert REPLANNER.course(short, late) is short
 
 
 def test_the_same_team_goes_on_if_another_saves_little(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,13 +187,14 @@ def test_from_anywhere_a_new_plan_begins_there_verifies_and_is_no_dearer(
     problem = Problem.from_dict(course.policy.file["problem"])
     start = (problem.start_version, problem.start_time_s, problem.max_rounds)
     assert start == (at.version, clock_s, 60 - number)
-    assert problem.start_loss == pytest.approx(max(loss, 0.6), rel=2e-4)
+    late = clock_s >= PROBLEM.deadline_s
+    assert problem.start_loss == pytest.approx(max(2 * loss - 0.6 if late else loss, 0.6), rel=2e-4)
     assert problem.deadline_s <= DEADLINE_S
     answer = verify(problem.to_dict(), dict(course.policy.file))
     assert answer.ok, answer
     assert course.policy.plan.loss <= PROBLEM.loss_limit
     old = paper(FIRST, at)
-    if old.loss <= PROBLEM.loss_limit and old.time_s <= PROBLEM.time_limit:
+    if not late and old.loss <= PROBLEM.loss_limit and old.time_s <= PROBLEM.time_limit:
         enough = next(n for n, row in enumerate(old.rounds, 1) if row.loss <= PROBLEM.loss_limit)
         old_j = sum(row.energy_j for row in old.rounds[:enough])
         assert course.policy.plan.energy_j <= (1 - replan.WORTH) * old_j * (1 + 1e-9)

@@ -3,8 +3,8 @@
 After every round the server knows the clock and the loss. It believes a part of what that loss differs from
 what the curve said, since single rounds scatter. From there the rest of the plan is carried out on paper. If
 it misses the target, or needs fewer or more rounds than it has left, the rest is solved anew from where the
-run stands; a new plan is taken if the old one fails, or if it saves enough. In the reserve nothing is planned
-any more: others join. docs/decisions/207-replanning.md has the reasons and what was tried.
+run stands; a new plan is taken if the old one fails, or if it saves enough. Where no plan does any more,
+others join. docs/decisions/207-replanning.md has the reasons and what was tried.
 """
 
 from __future__ import annotations
@@ -36,6 +36,9 @@ HAIR = 1e-4
 """Above the target by this part at least, as long as the target is not really met."""
 PATIENCE = 0.1
 """A plan may end later than it should by this part of what is then left before the deadline."""
+RESERVE_PARTS = (0.3, 0.6, 0.85, 1.0)
+"""Where the time that was planned for will not do, so much of the reserve is used, the less the better: what
+is behind in it is mended by quick rounds, which leave time for more."""
 MOST_REPEATS = 1000
 
 
@@ -115,19 +118,16 @@ class Replanner:
     def course(self, course: Course, at: State) -> Course:
         """The plan for the rest: the one there is, or a new one."""
         left, late = course.planned - at.round, at.clock_s >= self.planned_s
-        if left <= 0 and late:
-            return course
         limits = list(self._limits_s(at.clock_s))
-        here = self._from(at, used_up=left <= 0)
+        here = self._from(at, used_up=left <= 0 or late)
         patient = replace(here, deadline_s=limits[0] + PATIENCE * (self.deadline_s - limits[0]))
         rest = self._rest(course, at, patient)
         if rest is not None and left > 0 and abs(len(rest.rounds) - left) <= PARTED * left:
             return course
-        if late:  # in the reserve: no more hopes that another round of a small team will do, others join
-            return replace(course, cut=at.round)
         result = next((r for r in (self._solved(here, by_s) for by_s in limits) if r.plan is not None), None)
         if result is None or result.plan is None:
-            return course  # nothing does any more: it goes on as it was, as far as there is time
+            # Nothing does any more: it goes on as it was, while there is time. In the reserve others join.
+            return replace(course, cut=at.round) if late and left > 0 else course
         if rest is not None:
             worth_j = max(WORTH * rest.energy_j, LEAST * self.whole_j)
             if result.plan.energy_j > rest.energy_j - worth_j:
@@ -150,14 +150,12 @@ class Replanner:
         )
 
     def _limits_s(self, clock_s: float) -> Iterator[float]:
-        """What to plan for: as planned; then with less and less of the time that is left in reserve."""
+        """What to plan for: as planned; then with more and more of the reserve, or of what is left of it."""
         if clock_s < self.planned_s:
             yield self.planned_s
-        if self.deadline_s > self.planned_s:
-            share = (self.deadline_s - self.planned_s) / (self.deadline_s - self.problem.start_time_s)
-            for part in (1.0, 0.5, 0.25):
-                yield self.deadline_s - part * share * max(self.deadline_s - clock_s, 0.0)
-        yield self.deadline_s
+        begin_s = max(clock_s, self.planned_s)
+        if self.deadline_s > begin_s:
+            yield from (begin_s + part * (self.deadline_s - begin_s) for part in RESERVE_PARTS)
 
     def _rest(self, course: Course, at: State, here: Problem) -> Plan | None:
         """What is left of the plan, on paper from here until the target is met, its last round repeated if
