@@ -78,7 +78,9 @@ def load(path: str | Path, model: nn.Module | None = None) -> nn.Module:
     _check_ties(path, expected, state, header["shared"])
     commit_(model, swaps)
     if any(tensor.device.type == "meta" for tensor in expected.values()):
-        _assign_(model, {name: tensor.to(expected[name].dtype) for name, tensor in state.items()})
+        # Copies: in the file's own memory tensors lie anywhere, which is slower and rounds differently.
+        own = {name: tensor.to(expected[name].dtype, copy=True) for name, tensor in state.items()}
+        _assign_(model, own)
     else:
         model.load_state_dict(state, strict=True)
     return model
