@@ -144,7 +144,7 @@ class Fleet:
         """The same for many sets, each a stretch of `nodes`."""
         from takifugu.plan.compiled import sets
 
-        count, first, last = sets.common_windows(nodes, begin, length, *self._windows, _MOST_COMMON)
+        count, first, last = sets.common_windows(nodes, begin, length, *self.window_table, _MOST_COMMON)
         found: list[tuple[Window, ...] | None] = []
         for row, (many, opens, closes) in enumerate(zip(count.tolist(), first, last, strict=True)):
             if many < 0:
@@ -156,8 +156,8 @@ class Fleet:
         return found
 
     @cached_property
-    def _windows(self) -> tuple[Floats, Floats]:
-        """[node, window]: when they open and close."""
+    def window_table(self) -> tuple[Floats, Floats]:
+        """[node, window]: when they open and close; where a node has fewer, never."""
         nodes = self.problem.nodes
         most = max(1, *(len(n.available or ()) for n in nodes))
         opens, closes = np.full((len(nodes), most), np.inf), np.full((len(nodes), most), -np.inf)

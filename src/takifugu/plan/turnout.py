@@ -49,11 +49,10 @@ class _Team(NamedTuple):
 class Turnout:
     def __init__(self, fleet: Fleet) -> None:
         self.fleet = fleet
-        rows = [[(a, at_most(b)) for a, b in node.windows] for node in fleet.problem.nodes]
-        most = max(1, *map(len, rows))
-        never = (np.inf, -np.inf)
-        table = np.array([[*row, *[never] * (most - len(row))] for row in rows])
-        self._opens, self._closes = table[..., 0], table[..., 1]
+        self._opens, closes = fleet.window_table
+        self._closes = np.array(
+            [[at_most(b) if np.isfinite(b) else b for b in row] for row in closes.tolist()]
+        )
         self._last_opening = float(self._opens.max(where=self._opens < np.inf, initial=-np.inf))
         self._teams: dict[int, _Team] = {}
 
