@@ -214,6 +214,28 @@ def test_a_part_of_a_surprise_is_believed() -> None:
     assert REPLANNER.believed(2.0, "dense", "dense", {}, 2.0) == 2.0  # nobody came back
 
 
+def test_what_a_team_shows_for_lack_of_labels_is_not_believed() -> None:
+    """Node 0 has one label only, of two; the others have both alike. They sum up to nearly as many of each."""
+    nodes = tuple(
+        dataclasses.replace(
+            n, labels=(n.samples, 0) if i == 0 else (n.samples // 2, n.samples - n.samples // 2)
+        )
+        for i, n in enumerate(PROBLEM.nodes)
+    )
+    problem = dataclasses.replace(PROBLEM, nodes=nodes)
+    knows = dataclasses.replace(REPLANNER, problem=problem, fleet=Fleet.of(problem))
+    for who, believed in (([0], False), ([1, 2], True), (range(len(nodes)), True)):
+        used = {i: nodes[i].samples for i in who}
+        share = knows.fleet.round_cost(0, used).share
+        expected = step_one(problem.versions[0].curve, 2.0, share)
+        above = knows.believed(2.0, "dense", "dense", used, expected + 0.3)
+        assert above == pytest.approx(expected + (replan.TRUST * 0.3 if believed else 0.0))
+        below = knows.believed(2.0, "dense", "dense", used, expected - 0.1)
+        assert below == pytest.approx(expected - replan.TRUST * 0.1)  # good news is believed of all
+        # Where nothing is known of labels, what is seen has to do.
+        assert REPLANNER.believed(2.0, "dense", "dense", used, expected + 0.3) > expected
+
+
 # ---- in a run --------------------------------------------------------------------------------------------
 
 

@@ -82,6 +82,28 @@ def test_what_a_switch_breaks_and_mends_at_once_is_no_jump() -> None:
     assert fit_versions({"dense": dense, "low": branch}, samples=0).versions["low"].begun.switched is None
 
 
+def test_low_rank_from_the_start_arrives_when_it_did_though_a_plan_pays_a_jump_for_it() -> None:
+    """A switch after the warm-up costs 0.5, and the fresh model has nothing to lose. A problem has one jump
+    for both, so the curve has to make up for it: otherwise plans that begin low-rank look a tenth worse than they are."""
+    true = {
+        name: Exponential(floor, 0.0, 0.5, rate)
+        for name, floor, rate in (("dense", 0.12, 0.165), ("low", 0.14, 0.15))
+    }
+    dense = _run("warmup", true["dense"], [1.0] * 6, 2.3, begins=FRESH)
+    warm = dense[-1].loss_after
+    dense += _run("dense-0", true["dense"], [1.0] * 20, warm, after="warmup")
+    alone = _run("low-fresh", true["low"], [1.0] * 26, 2.3, begins=FRESH)
+    branch = _run("low-0", true["low"], [1.0] * 12, warm + 0.5, begins=SWITCHED, after="warmup")
+    found = fit_versions({"dense": dense, "low": [*alone, *branch]}, samples=0)
+    start, fitted = found.versions["dense"].begun.fresh, found.versions["low"]
+    jump = fitted.begun.switched - warm
+    assert jump > 0.4
+    told, shown = predict(fitted.curve, start + jump, [1.0] * 20), [one.loss_after for one in alone]
+    np.testing.assert_allclose(told[2:], shown[2:20], rtol=0.06)
+    told = predict(fitted.curve, warm + jump, [1.0] * 12)
+    np.testing.assert_allclose(told, [one.loss_after for one in branch], rtol=0.06)
+
+
 def test_a_small_team_is_worth_what_everyone_makes_of_it() -> None:
     """Its own rounds show a loss half as high again; those after the others have joined do not."""
     true = Power(floor=0.1, data_gain=0.03, data_exponent=0.5, scale=2.0, exponent=1.2)

@@ -12,7 +12,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from takifugu.durable import Row
 from takifugu.engine.folder import RunFolder
@@ -27,6 +31,9 @@ from takifugu.plan.result import Result
 
 TRUST = 0.3
 """The part of what a loss differs from the curve's that is believed."""
+ALIKE = 0.1
+"""A team has the fleet's labels if its label mix is no further from the fleet's (total variation). What
+another team shows above the curve is the labels it lacks, which come back when others join (decision 205)."""
 PARTED = 0.03
 """They have parted if the rounds that are needed differ from those that are left by more than this part."""
 WORTH, LEAST = 0.1, 0.01
@@ -113,7 +120,24 @@ class Replanner:
             index = self.problem.version_index[trained]
             share = self.fleet.round_cost(index, used).share
             expected = step_one(self.problem.versions[index].curve, before, share)
+        if loss > expected and self._lacks_labels(used):
+            return expected
         return expected + TRUST * (loss - expected)
+
+    def _lacks_labels(self, used: Mapping[int, int]) -> bool:
+        """Whether the label mix of those who trained is known to differ from the fleet's."""
+        if self._labels is None or not used:
+            return False
+        samples = self._labels.sum(axis=1)
+        trained = sum(used[i] * self._labels[i] / samples[i] for i in used)
+        mix, fleet = trained / trained.sum(), self._labels.sum(axis=0) / samples.sum()
+        return bool(0.5 * np.abs(mix - fleet).sum() > ALIKE)
+
+    @cached_property
+    def _labels(self) -> NDArray[np.float64] | None:
+        """[node, label], or nothing where they are not known"""
+        rows = [node.labels for node in self.problem.nodes]
+        return None if None in rows else np.array(rows, dtype=float)
 
     def course(self, course: Course, at: State) -> Course:
         """The plan for the rest: the one there is, or a new one."""

@@ -88,6 +88,7 @@ class Space:
         self._scale = usual["scale"]
         self._floors = (bottom + 0.2 * (least - bottom), bottom + 0.9 * (least - bottom))
         self._gain = 0.05 * spread
+        self._before = unknown["switched"][0] if "switched" in unknown else 0.0
         self._unknown = {name: 0.5 * (low + high) for name, (low, high) in bounds.items() if name in unknown}
 
     def starts(self) -> Iterator[Floats]:
@@ -129,9 +130,12 @@ class Space:
         Both curves are flows, so rounds on the same share need no walk: n are one with n times the data."""
         p = {name: column[:, :, None] for name, column in self.values(points).items()}  # (P, 1, 1)
         loss = np.broadcast_to(runs.first, (len(points), 1, len(runs.first)))
-        for name, which in (("fresh", runs.fresh), ("switched", runs.switched)):
-            if name in p:
-                loss = np.where(which, p[name], loss)
+        if "fresh" in p:
+            loss = np.where(runs.fresh, p["fresh"], loss)
+        if "switched" in p:
+            # To begin with a version is to switch to it at the very start, and a plan pays for that, too.
+            loss = np.where(runs.fresh, loss + p["switched"] - self._before, loss)
+            loss = np.where(runs.switched, p["switched"], loss)
         found = np.empty((len(points), *runs.losses.shape))
         for stretch in runs.stretches:
             a = p["floor"] + p["data_gain"] * (np.power(1.0 / stretch.share, p["data_exponent"]) - 1.0)

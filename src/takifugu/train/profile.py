@@ -212,8 +212,10 @@ class Finding:
 
     def start_loss(self) -> float:
         """What a plan should start from, so that the curves arrive where the pilots from the start did: the
-        fresh model's loss, and more where the network hesitates, which no curve does."""
-        return max(self.fresh_loss(), self.fits.versions[DENSE].begun.fresh or 0.0)
+        fresh model's loss, and more where the network hesitates, which no curve does. A version that is there
+        from the start has its jump behind it, as if it had been switched to (`Space.trajectories`)."""
+        start = max(self.fresh_loss(), self.fits.versions[DENSE].begun.fresh or 0.0)
+        return start + (self._jump_left(self.profile.start_version) or 0.0)
 
     def jump(self, switch: MeasuredSwitch) -> float:
         """What a switch really adds to the loss, as far as the pilots after it tell.
@@ -224,11 +226,18 @@ class Finding:
         (seen,) = (
             s.loss_jump for s in self.result.switches if (s.source, s.target) == (DENSE, switch.target)
         )
-        as_if = self.fits.versions[switch.target].begun.switched
-        if as_if is None or seen <= 0.0:
+        left = self._jump_left(switch.target)
+        if left is None or seen <= 0.0:
             return switch.loss_jump
+        return switch.loss_jump * min(1.0, left / seen)
+
+    def _jump_left(self, version: str) -> float | None:
+        """What is left of the jump from the dense version to this one, where a fit was to find that."""
+        as_if = self.fits.versions[version].begun.switched
+        if as_if is None:
+            return None
         warm = next(one for one in reversed(self.result.rounds) if one.run == WARMUP).loss_after
-        return switch.loss_jump * min(1.0, max(0.0, as_if - warm) / seen)
+        return max(0.0, as_if - warm)
 
     def fresh_loss(self) -> float:
         """Of the fresh model, as the version that the plan starts with."""
