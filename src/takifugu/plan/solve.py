@@ -42,7 +42,7 @@ CAUTION = (0.0, 0.0003, 0.0006, 0.001, 0.002, 0.003, 0.005, 0.008, 0.012, 0.02, 
 ENOUGH, CAREFUL = 1.001, 0.003
 """A plan this close to the estimate of the least energy is not improved by more caution; from so much caution
 on, half of the tolerance will do."""
-LARGE_FLEET = 2000
+LARGE_FLEET, MANY = 2000, 200
 _SPLITS, _PIECES = 2, 4
 """On large fleets, how often merged round times that matter are split, and in how many."""
 PASSES = ((300, 400, 800), (700, 1000, 1600))
@@ -188,7 +188,7 @@ class Solver(PhaseRungs):
             if not terrain.sound:
                 return False
             priced = prices_around(terrain, self.prices)
-            if self.plan is None and self.attendance is not None:
+            if self.plan is None and self.attendance is not None and len(self.problem.nodes) > MANY:
                 self._simple()  # plans of whoever is there take longer: first any plan at all
             self._follow(priced)
             if number == 0 and self.fleet.mix is not None and self.plan is not None and self.thorough:
@@ -346,7 +346,9 @@ class Solver(PhaseRungs):
         """What one would do without a planner: a plan is never dearer than the best of the baselines."""
         if self.simple_tried:
             return
-        for name, plan in run_baselines(self.problem).items():
+        # Dearer ones than this are neither better nor within the tolerance.
+        most_j = _energy_j(self.plan) * (1 + 1e-9) / (1.0 - self.tolerance)
+        for name, plan in run_baselines(self.problem, most_j).items():
             self.check()
             if plan is None:
                 continue
