@@ -106,8 +106,16 @@ class Bench:
         if key not in self._there:  # (this keeps the teams, so their id stays their own)
             self._there[key] = (teams, self.turnout.at_once(version, list(teams.all()), clock_s))
         at_once = self._there[key][1]
-        if at_once is not None and (clock_s + at_once.time_s <= at_once.until_s).all():
-            return at_once.share, at_once.energy_j
+        leaving = None if at_once is None else clock_s + at_once.time_s > at_once.until_s
+        if at_once is not None and leaving is not None and not leaving.all():  # some can begin
+            share, energy_j = at_once.share.copy(), at_once.energy_j.copy()
+            for place in np.flatnonzero(leaving).tolist():
+                held = self.muster(version, teams.used(place), clock_s)
+                if held is None or held.start_s > clock_s:
+                    share[place], energy_j[place] = teams.share[place], np.inf
+                else:
+                    share[place], energy_j[place] = held.cost.share, held.cost.energy_j
+            return share, energy_j
         musters = [self.muster(version, team, clock_s) for team in teams.all()]
         first = min((m.start_s for m in musters if m is not None), default=math.inf)
         share, energy_j = teams.share.copy(), np.full(len(musters), np.inf)
@@ -232,9 +240,7 @@ def _fixed(bench: Bench, version: int, team: Used, within_j: float = math.inf) -
     return bench.until_done(lambda *_: Decision(version, team), within_j)
 
 
-def _best_fixed(
-    bench: Bench, version: int, teams: Teams | None, within_j: float = math.inf
-) -> Plan | None:
+def _best_fixed(bench: Bench, version: int, teams: Teams | None, within_j: float = math.inf) -> Plan | None:
     """The best of the teams, each with this version to the end; all of them are followed at once, unless
     they change as nodes come and go."""
     begin = _Walk(bench)
@@ -249,7 +255,7 @@ def _best_fixed(
     for place in np.flatnonzero(in_time)[np.argsort(energy_j[in_time], kind="stable")]:
         plan = replay(problem, [Decision(version, teams.used(int(place)))] * int(rounds[place]), bench.fleet)
         if plan is not None and meets_limits(problem, plan):
-            return plan
+            return plan if plan.energy_j <= within_j else None
     return None
 
 

@@ -73,6 +73,9 @@ class PhaseRungs(Parts, ABC):
     thorough: bool
     by_phases: bool
     """Whether phases matter, and the bound without them is of no use"""
+    phases_matter: bool | None
+    """Whether they may, as far as that is known: whether they raise the estimate by enough if no round
+    reached over a border. Deductions there only lower it."""
 
     @abstractmethod
     def _follow(self, priced: Priced, phases: Sequence[tuple[float, float, Values]] = ()) -> None: ...
@@ -130,6 +133,7 @@ class PhaseRungs(Parts, ABC):
         terrain = PhasedTerrain(phases, self.offers, prices, 150, self.check, taxed=False)
         values = terrain.estimate()
         estimate_j = terrain.estimate_j(values)
+        self.phases_matter = estimate_j > PHASES_GAIN * terrain.without_phases_j(self.offers)
         self._follow(Priced(values[0], 0, estimate_j), terrain.posts(values))
         matter = estimate_j > PHASES_GAIN * priced.energy_j
         for sweep in sweeps if matter else sweeps[:1]:
@@ -139,6 +143,10 @@ class PhaseRungs(Parts, ABC):
     def _in_phases(self, priced: Priced, look: Look) -> Guide | None:
         """Plans and a bound that know who is there when, along values by phase; what is proven, if it is for
         the exact search."""
+        if look.first and self.phases_matter is None:
+            self._led_by_phases(priced, look)
+        if look.first and not self.phases_matter:
+            return None
         cut, prices = self._cut(priced, look)
         phases = Phases.of(self.problem, self.rounds_of, look.phases, *cut)
         if len(phases) == 1:

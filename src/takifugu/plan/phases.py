@@ -47,8 +47,12 @@ class PhasedTerrain:
         estimates alone, as if no round reached over the end of its phase."""
         self.taxed = taxed
         self.phases, self.problem, self.prices = phases, phases.problem, tuple(prices)
-        self.grid = Terrain(self.problem, offers, cells).grid
-        self.terrains = [Terrain(self.problem, row, cells, check, self.grid) for row in phases.offers]
+        ground = Terrain(self.problem, offers, cells)
+        self.grid = ground.grid
+        self.terrains = [
+            Terrain(self.problem, row, cells, check, self.grid).on_the_ground_of(ground)
+            for row in phases.offers
+        ]
         self.rates = np.array([p.per_second for p in prices])
         self._alike = np.array([[p.per_round == q.per_round for q in prices] for p in prices])
         self._switch_s = max((s.time_s for s in self.problem.switches), default=0.0)
@@ -199,6 +203,11 @@ class PhasedTerrain:
         whole = float(self.left(proven, start, here, np.array([problem.start_time_s]))[0])
         whole -= self.slack_j + self.per_round(proven) * (problem.max_rounds or 0)
         return max(whole, 0.0)
+
+    def without_phases_j(self, offers: Sequence[Offers | None]) -> float:
+        """The least energy by an estimate that is as rough, if everybody were always there."""
+        values = Terrain(self.problem, offers, points=self.grid).estimate(self.prices)
+        return max(float(values.from_start(self.problem).max()), 0.0)
 
     def estimate_j(self, values: Sequence[Values]) -> float:
         """The same by the estimate, at the best price."""

@@ -109,6 +109,7 @@ class Solver(PhaseRungs):
         self.simplest: Plan | None = None
         """The cheapest of the baselines"""
         self.by_phases = False
+        self.phases_matter: bool | None = None
         self.reached: Reached | None = None
 
     def _in_time(self) -> None:

@@ -137,7 +137,7 @@ class Turnout:
 
     def _crowd(self, version: int, team: _Team, windows: NDArray[np.bool_]) -> _Crowd | None:
         """Members with one of these windows."""
-        there = windows.any(axis=1)
+        there: NDArray[np.bool_] = np.asarray(windows.any(axis=1))
         if not there.any():
             return None
         who, amount = team.who[there], team.amount[there]
