@@ -92,8 +92,9 @@ class PhasedTerrain:
         """[version][price, point]: about what W may be at most, by that of the next phase."""
         held, over, found = self.held(phase + 1), self.rates * self.over_s(phase), []
         for rows in later.value:
-            left = rows - held[:, None]
-            best = [(left - lost[:, None]).max(axis=0) for lost in self._lost(self.roomy(phase))]
+            left, best = rows - held[:, None], []
+            for alike, lost in zip(self._alike, self._lost(self.roomy(phase)), strict=True):
+                best.append((left[alike] - lost[alike, None]).max(axis=0))
             found.append(np.maximum(np.array(best) + over[:, None], 0.0))
         return found
 
