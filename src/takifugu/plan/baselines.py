@@ -104,7 +104,8 @@ class Bench:
         assert self.turnout is not None
         key = (version, id(teams), self.turnout.moments_over(clock_s))
         if key not in self._there:  # (this keeps the teams, so their id stays their own)
-            self._there[key] = (teams, self.turnout.at_once(version, list(teams.all()), clock_s))
+            amount = teams.amount(len(self.fleet.samples))
+            self._there[key] = (teams, self.turnout.at_once(version, amount, clock_s))
         at_once = self._there[key][1]
         leaving = None if at_once is None else clock_s + at_once.time_s > at_once.until_s
         if at_once is not None and leaving is not None and not leaving.all():  # some can begin
@@ -186,9 +187,19 @@ class Teams:
     energy_j: Floats
     share: Floats
     used: Callable[[int], dict[int, int]]
+    _known: dict[str, Floats] = field(default_factory=dict, repr=False, compare=False)
 
     def all(self) -> Iterator[dict[int, int]]:
         return map(self.used, range(len(self.share)))
+
+    def amount(self, nodes: int) -> Floats:
+        """[team, node]: samples used"""
+        if "amount" not in self._known:
+            rows = np.zeros((len(self.share), nodes))
+            for place, team in enumerate(self.all()):
+                rows[place, list(team)] = list(team.values())
+            self._known["amount"] = rows
+        return self._known["amount"]
 
 
 class _Walk:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from takifugu.plan import relaxation
 from takifugu.plan.bounds import Guide
+from takifugu.plan.certificate import LOST
 from takifugu.plan.options import Options
 from takifugu.plan.parts import Parts
 from takifugu.plan.phase_cuts import Phases
@@ -34,6 +35,8 @@ SWEEP: Width = (300, 8, 0.003)
 WIDE_SWEEP: Width = (600, 24, 0.003)
 PHASES_GAIN = 1.002
 """By how much phases must raise the estimate of the least energy to be worth a certificate."""
+QUICKLY = 0.55
+"""Where the estimate leaves this part of the tolerance to the proof, a quick certificate is tried first."""
 CLEARLY = 0.6
 """Within this part of the tolerance of the estimate, a plan is left as it is until the proof is better."""
 _LISTED_CELLS = 300
@@ -172,8 +175,11 @@ class PhaseRungs(Parts, ABC):
             return None
         most_j = 1.05 * self.plan.energy_j + terrain.prices[0].per_round * (self.problem.max_rounds or 0)
         focus = Way.of(terrain, values, self.plan).focus()
-        for cells in look.cells:
-            proven = terrain.certified(values, focus, cells, most_j)
+        ways = [(cells, LOST) for cells in look.cells]
+        if self._near(estimate_j, 1.0 - QUICKLY):
+            ways.insert(0, (look.cells[0] // 2, 0.4 * self.tolerance))
+        for cells, lost in ways:
+            proven = terrain.certified(values, focus, cells, most_j, max(lost, LOST))
             self._raise_bound(terrain.bound_j(proven), "bound by phases")
             if self._good() or not self.thorough or not self._near(estimate_j, 1.0):
                 break

@@ -21,7 +21,7 @@ from takifugu.plan.bounds import Guide
 from takifugu.plan.certificate import LOST, certify
 from takifugu.plan.curves import Floats
 from takifugu.plan.options import Options
-from takifugu.plan.phase_rungs import CLEARLY, LOOKS, SWEEP, WIDE_SWEEP, PhaseRungs
+from takifugu.plan.phase_rungs import CLEARLY, LOOKS, QUICKLY, SWEEP, WIDE_SWEEP, PhaseRungs
 from takifugu.plan.plan import Decision, Plan, meets_limits, replay
 from takifugu.plan.polish import polish
 from takifugu.plan.potentials import Potential
@@ -46,8 +46,6 @@ LARGE_FLEET, MANY = 2000, 200
 _SPLITS, _PIECES = 2, 4
 """On large fleets, how often merged round times that matter are split, and in how many."""
 PASSES = ((300, 400, 800), (700, 1000, 1600))
-QUICKLY = 0.55
-"""Where the estimate leaves this part of the tolerance to the proof, a quick certificate is tried first."""
 FINEST = 2200
 """Losses of an estimate, of a certificate, and shares: the second pass looks closer. A third certificate, as
 fine as that, follows where the estimate says that it will do."""

@@ -7,7 +7,7 @@ it begins when the first of them comes.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -91,11 +91,23 @@ class Turnout:
         """How often somebody has come or gone by then; until the next time the same nodes are there."""
         return bisect_right(self._moments, clock_s)
 
-    def at_once(self, version: int, teams: Sequence[Used], clock_s: float) -> AtOnce | None:
-        """Of teams that all have a member who is there; else nothing."""
-        crowds = [self._there(version, self._team(team), clock_s) for team in teams]
-        rows = [(c.cost.time_s, c.cost.energy_j, c.cost.share, c.until_s) for c in crowds if c is not None]
-        return AtOnce(*np.array(rows).T) if rows and len(rows) == len(crowds) else None
+    def at_once(self, version: int, amount: Floats, clock_s: float) -> AtOnce | None:
+        """Of teams (`amount[team, node]`: samples used) that all have a member who is there; else nothing."""
+        windows = (self._opens <= clock_s) & (self._closes > clock_s)
+        until = np.where(windows, self._closes, -np.inf).max(axis=1)
+        there = (amount > 0.0) & (until > clock_s)
+        if not there.any(axis=1).all():
+            return None
+        costs, problem = self.fleet.by_version[version], self.fleet.problem
+        times = costs.fixed_s + costs.sample_s * amount
+        slowest = np.where(there, times, -np.inf).max(axis=1)
+        joules = costs.fixed_j + costs.sample_j * amount + self.fleet.idle_w * (slowest[:, None] - times)
+        return AtOnce(
+            slowest + problem.overhead_s,
+            np.where(there, joules, 0.0).sum(axis=1) + problem.overhead_j,
+            self.fleet.shares(np.where(there, amount, 0.0)),
+            np.where(there, until, np.inf).min(axis=1),
+        )
 
     def more_to_come(self, clock_s: float) -> bool:
         return clock_s < self._last_opening

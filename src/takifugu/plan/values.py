@@ -206,8 +206,8 @@ class Terrain:
     """The grid of losses, where it is given."""
     _arrivals: dict[int, Arrivals] = field(default_factory=dict, repr=False)
     _landings: dict[float, tuple[Ints, Floats]] = field(default_factory=dict, repr=False)
-    _ground: dict[int, Arrivals] = field(default_factory=dict, repr=False)
-    """[version]: where rounds with any share of the fleet's grid lead"""
+    _ground: dict[int, Arrivals] | None = field(default=None, repr=False)
+    """[version]: where rounds with any share of the fleet's grid lead, if phases share that"""
 
     def __post_init__(self) -> None:
         self.grid = self._drawn_grid() if self.points is None else self.points
@@ -265,13 +265,15 @@ class Terrain:
     def on_the_ground_of(self, other: Terrain) -> Terrain:
         """With the other's landings, on the same grid of losses: phases share them."""
         assert np.array_equal(self.grid, other.grid)
+        if other._ground is None:
+            other._ground = {}
         self._landings, self._ground = other._landings, other._ground
         return self
 
     def _from_ground(self, version: int, shares: Floats) -> Arrivals | None:
         """Of all shares once, then some of them; nothing, if they are not among those."""
         offers, curve = self.offers[version], self.problem.versions[version].curve
-        if offers is None or offers.exact:
+        if self._ground is None or offers is None or offers.exact:
             return None
         assert isinstance(curve, SmoothCurve)
         if version not in self._ground:
@@ -301,7 +303,7 @@ class Terrain:
         cap = np.array([_ceiling(self.problem, costs, p) for p in range(count)])
         value = [np.tile(cap[:, None], (1, len(g))) for g in grids]
         after = [np.tile(cap[:, None], (1, len(g))) for g in grids]
-        for _ in range(self.passes):
+        for number in range(self.passes):
             for v in reversed(range(len(grids))):
                 self.check()
                 limit = np.full((count, len(grids[v])), np.inf)
@@ -316,6 +318,8 @@ class Terrain:
                 if not self.usable[v]:  # nobody can train it: a switch is all there is
                     value[v] = np.minimum(limit, cap[:, None])
                     continue
+                if number and (limit >= value[v]).all():
+                    continue  # exits are no better than what is known: nothing changes
                 value[v], first = _walk_up_rounds_first(arrivals[v], *costs[v], limit, cap)
                 after[v] = np.minimum(first, cap[:, None])
         return Values(tuple(prices), tuple(grids), tuple(value), tuple(after))
