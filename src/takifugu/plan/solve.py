@@ -222,6 +222,9 @@ class Solver(PhaseRungs):
         if large or not self._promising(priced, 1.0):
             return False
         finer = Terrain(self.problem, self.offers, check=self.check, points=_halved(terrain.grid))
+        self._follow(prices_around(finer, self.prices))  # plans gain a little from finer values, too
+        if self._good():
+            return True
         self._certify(finer, prices_at(finer, priced.values.prices[priced.best]), FINEST)
         return self._good()
 

@@ -57,7 +57,8 @@ def walk_up(
 def walk_up_rounds_first(
     cell: Ints, part: Floats, unfinished: Ints, costs: Floats, ceiling: Floats, value: Floats
 ) -> Floats:
-    """The same, and what `round_first` says of it, for hardly more than one of the two takes."""
+    """The same, and of each point what a round that must come first costs with what is left after it; never
+    less at a higher point."""
     least = np.empty_like(value)
     for p in range(len(costs)):
         row, cost = value[p], costs[p]
@@ -90,25 +91,6 @@ def _least(cell: Ints, part: Floats, begin: int, end: int, cost: Floats, row: Fl
         at = cell[k]
         best = min(best, cost[k] + row[at] + part[k] * (row[at + 1] - row[at]))
     return best
-
-
-@compiled
-def round_first(cell: Ints, part: Floats, unfinished: Ints, costs: Floats, value: Floats) -> Floats:
-    """[price, point]: the least of (round + what is left after it), never less at a higher point."""
-    least = np.empty_like(value)
-    for p in range(len(costs)):
-        row, highest = value[p], -np.inf
-        for i in range(len(row)):
-            best = np.inf
-            for k in range(costs.shape[1]):
-                total = costs[p, k]
-                if k < unfinished[i]:
-                    at = cell[i, k]
-                    total += row[at] + part[i, k] * (row[at + 1] - row[at])
-                best = min(best, total)
-            highest = max(highest, best)
-            least[p, i] = highest
-    return least
 
 
 @compiled
