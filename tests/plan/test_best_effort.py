@@ -74,13 +74,35 @@ def test_teams_followed_at_once_end_where_each_alone_does() -> None:
         bench = Bench(problem, Fleet.of(problem))
         for version in range(len(problem.versions)):
             teams = bench.teams(version)
-            alone = bench.best(_fixed(bench, version, team) for team in (teams.all() if teams else ()))
+            each = [_fixed(bench, version, team) for team in (teams.all() if teams else ())]
+            alone = min((p for p in each if p is not None), key=bench.rank, default=None)
             together = _best_fixed(bench, version, teams)
             assert (alone is None) == (together is None)
             if alone is not None and together is not None and alone.rounds:
                 assert together.energy_j == pytest.approx(alone.energy_j, rel=1e-12)
                 found += 1
     assert found > 100
+
+
+def test_baselines_that_stop_at_a_limit_are_those_that_keep_it() -> None:
+    kept = dropped = 0
+    for seed in range(60):
+        problem = Problem.from_dict(small_problem(seed))
+        whole = run_baselines(problem)
+        energies = sorted(p.energy_j for p in whole.values() if p is not None)
+        if not energies:
+            continue
+        limit_j = energies[len(energies) // 2] * (1 + 1e-6)
+        for name, plan in run_baselines(problem, limit_j).items():
+            before = whole[name]
+            if before is not None and before.energy_j <= limit_j:
+                assert plan is not None
+                assert plan.decisions == before.decisions
+                kept += 1
+            else:
+                assert plan is None
+                dropped += before is not None
+    assert min(kept, dropped) > 20
 
 
 def test_teams_cost_what_a_round_of_theirs_does() -> None:

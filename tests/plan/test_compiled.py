@@ -124,7 +124,9 @@ def test_walking_up_is_the_least_at_every_point(seed: int) -> None:
     value = np.zeros((3, len(grid)))
     paths.walk_up(cell, part, unfinished, costs, ceiling, value)
     assert (np.diff(value, axis=1) >= 0).all()
-    first = paths.round_first(cell, part, unfinished, costs, value)
+    same = np.zeros_like(value)
+    first = paths.walk_up_rounds_first(cell, part, unfinished, costs, ceiling, same)
+    assert np.array_equal(same, value)
     for p in range(3):
         left = np.where(done, 0.0, np.interp(after, grid, value[p]))
         best = (costs[p] + left).min(axis=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -29,6 +30,7 @@ class Attendance:
     listed: Callable[[int, Mask], Options | None] | None = None
     """All sets of some nodes, by version, where there are few enough of them"""
     _known: dict[tuple[int, int, bytes], Family | None] = field(default_factory=dict, repr=False)
+    _stay: dict[int, Floats] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         rows = [
@@ -37,18 +39,27 @@ class Attendance:
         self._node = np.array([i for i, *_ in rows], dtype=np.int64)
         self._opens = np.array([a for _, a, _ in rows], dtype=float)
         self._closes = np.array([b for *_, b in rows], dtype=float)
-        self._openings = np.unique(self._opens[np.isfinite(self._opens)])
+        self._openings: list[float] = np.unique(self._opens[np.isfinite(self._opens)]).tolist()
 
     def present(self, clock: float, until: float) -> Mask:
         """Nodes with one window that contains this whole stretch."""
-        mask = np.zeros(len(self.fleet.samples), dtype=bool)
-        mask[self._node[(self._opens <= clock) & (self._closes >= until)]] = True
-        return mask
+        return np.asarray(self.stay(clock) >= until)
+
+    def stay(self, clock: float) -> Floats:
+        """[node]: until when it stays, of those windows that are open by now the last; the same until
+        somebody comes."""
+        opened = bisect_right(self._openings, clock)
+        if opened not in self._stay:
+            until = np.full(len(self.fleet.samples), -np.inf)
+            here = self._opens <= clock
+            np.maximum.at(until, self._node[here], self._closes[here])
+            self._stay[opened] = until
+        return self._stay[opened]
 
     def next_opening(self, clock: float) -> float:
         """When somebody comes next; infinity if nobody does."""
-        place = int(np.searchsorted(self._openings, clock, side="right"))
-        return float(self._openings[place]) if place < len(self._openings) else np.inf
+        place = bisect_right(self._openings, clock)
+        return self._openings[place] if place < len(self._openings) else np.inf
 
     def family(self, version: int, mask: Mask, orders: int = _ORDERS) -> Family | None:
         key = (version, orders, mask.tobytes())

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,12 +24,18 @@ from takifugu.plan.curves import Floats, step_one
 from takifugu.plan.fleet import Fleet, RoundCost, Used
 from takifugu.plan.plan import Decision, Plan, meets_limits, replay
 from takifugu.plan.problem import Problem
-from takifugu.plan.turnout import Muster, Turnout
+from takifugu.plan.turnout import AtOnce, Muster, Turnout
 
 _MOST_ROUNDS = 2000
 MOST_COHORTS = 4
 _WHOLE_TURNS = 12
 """Rounds in which two, three or four cohorts have all had the same number of turns."""
+_SLACK = 1 + 1e-9
+"""Sums of energies may differ by less than this."""
+
+
+Way = Callable[[float], Plan | None]
+"""A plan, or nothing if it takes more energy than this"""
 
 
 @dataclass(frozen=True)
@@ -37,9 +43,12 @@ class Bench:
     problem: Problem
     fleet: Fleet
     best_effort: bool = False
+    within_j: float = math.inf
+    """Plans that take more energy than this do not count"""
     _known: dict[tuple[int, int], tuple[Used, RoundCost]] = field(default_factory=dict, repr=False)
     _all: dict[int, dict[int, int]] = field(default_factory=dict, repr=False)
     _families: dict[int, families.Family | None] = field(default_factory=dict, repr=False)
+    _there: dict[tuple[int, int, int], tuple[Teams, AtOnce | None]] = field(default_factory=dict, repr=False)
 
     def cost(self, version: int, used: Used) -> RoundCost:
         """Of one round; the same team is rated once."""
@@ -92,6 +101,22 @@ class Bench:
 
     def there(self, version: int, teams: Teams, clock_s: float) -> tuple[Floats, Floats]:
         """Shares and energies of the teams with those who are there; waiting costs infinitely much."""
+        assert self.turnout is not None
+        key = (version, id(teams), self.turnout.moments_over(clock_s))
+        if key not in self._there:  # (this keeps the teams, so their id stays their own)
+            amount = teams.amount(len(self.fleet.samples))
+            self._there[key] = (teams, self.turnout.at_once(version, amount, clock_s))
+        at_once = self._there[key][1]
+        leaving = None if at_once is None else clock_s + at_once.time_s > at_once.until_s
+        if at_once is not None and leaving is not None and not leaving.all():  # some can begin
+            share, energy_j = at_once.share.copy(), at_once.energy_j.copy()
+            for place in np.flatnonzero(leaving).tolist():
+                held = self.muster(version, teams.used(place), clock_s)
+                if held is None or held.start_s > clock_s:
+                    share[place], energy_j[place] = teams.share[place], np.inf
+                else:
+                    share[place], energy_j[place] = held.cost.share, held.cost.energy_j
+            return share, energy_j
         musters = [self.muster(version, team, clock_s) for team in teams.all()]
         first = min((m.start_s for m in musters if m is not None), default=math.inf)
         share, energy_j = teams.share.copy(), np.full(len(musters), np.inf)
@@ -126,8 +151,14 @@ class Bench:
                 break
         return self._as_far_as_it_goes(state.decisions) if self.best_effort else None
 
-    def best(self, plans: Iterable[Plan | None]) -> Plan | None:
-        return min((p for p in plans if p is not None), key=self.rank, default=None)
+    def best(self, ways: Iterable[Way], within_j: float = math.inf) -> Plan | None:
+        """Each is followed only as long as it takes no more energy than the best so far."""
+        best: Plan | None = None
+        for way in ways:
+            plan = way(within_j if best is None else min(within_j, best.energy_j * _SLACK))
+            if plan is not None and (best is None or self.rank(plan) < self.rank(best)):
+                best = plan
+        return best
 
     def rank(self, plan: Plan) -> tuple[bool, float, float]:
         """What makes a plan better than another: least energy, or least loss where limits are missed."""
@@ -156,9 +187,19 @@ class Teams:
     energy_j: Floats
     share: Floats
     used: Callable[[int], dict[int, int]]
+    _known: dict[str, Floats] = field(default_factory=dict, repr=False, compare=False)
 
     def all(self) -> Iterator[dict[int, int]]:
         return map(self.used, range(len(self.share)))
+
+    def amount(self, nodes: int) -> Floats:
+        """[team, node]: samples used"""
+        if "amount" not in self._known:
+            rows = np.zeros((len(self.share), nodes))
+            for place, team in enumerate(self.all()):
+                rows[place, list(team)] = list(team.values())
+            self._known["amount"] = rows
+        return self._known["amount"]
 
 
 class _Walk:
@@ -206,18 +247,18 @@ class _Walk:
         return turnout is not None and turnout.more_to_come(since_s)
 
 
-def _fixed(bench: Bench, version: int, team: Used) -> Plan | None:
-    return bench.until_done(lambda *_: Decision(version, team))
+def _fixed(bench: Bench, version: int, team: Used, within_j: float = math.inf) -> Plan | None:
+    return bench.until_done(lambda *_: Decision(version, team), within_j)
 
 
-def _best_fixed(bench: Bench, version: int, teams: Teams | None) -> Plan | None:
+def _best_fixed(bench: Bench, version: int, teams: Teams | None, within_j: float = math.inf) -> Plan | None:
     """The best of the teams, each with this version to the end; all of them are followed at once, unless
     they change as nodes come and go."""
     begin = _Walk(bench)
     if teams is None or not begin.switch_to(version):
         return None
     if bench.best_effort or bench.turnout is not None:
-        return bench.best(_fixed(bench, version, team) for team in teams.all())
+        return bench.best((partial(_fixed, bench, version, team) for team in teams.all()), within_j)
     problem = bench.problem
     rounds = _rounds_until(problem, version, begin.loss, teams.share, bench.rounds)
     ends_s, energy_j = begin.clock + rounds * teams.time_s, begin.energy_j + rounds * teams.energy_j
@@ -225,7 +266,7 @@ def _best_fixed(bench: Bench, version: int, teams: Teams | None) -> Plan | None:
     for place in np.flatnonzero(in_time)[np.argsort(energy_j[in_time], kind="stable")]:
         plan = replay(problem, [Decision(version, teams.used(int(place)))] * int(rounds[place]), bench.fleet)
         if plan is not None and meets_limits(problem, plan):
-            return plan
+            return plan if plan.energy_j <= within_j else None
     return None
 
 
@@ -246,26 +287,28 @@ def _start(bench: Bench) -> int:
 
 
 def no_compression_all_nodes(bench: Bench) -> Plan | None:
-    return _fixed(bench, _start(bench), bench.everyone(_start(bench)))
+    return _fixed(bench, _start(bench), bench.everyone(_start(bench)), bench.within_j)
 
 
 def compressed_from_the_start(bench: Bench) -> Plan | None:
-    versions = range(len(bench.problem.versions))
-    return bench.best(_fixed(bench, v, bench.everyone(v)) for v in versions if v != _start(bench))
+    versions = [v for v in range(len(bench.problem.versions)) if v != _start(bench)]
+    return bench.best((partial(_fixed, bench, v, bench.everyone(v)) for v in versions), bench.within_j)
 
 
 def fixed_warm_up(bench: Bench, rounds: int = 10) -> Plan | None:
     """A fixed number of dense rounds, then one compressed version to the end; all nodes."""
     start = _start(bench)
 
-    def plan(version: int) -> Plan | None:
+    def plan(version: int, within_j: float) -> Plan | None:
         return bench.until_done(
             lambda number, _: Decision(
                 start if number < rounds else version, bench.everyone(start if number < rounds else version)
-            )
+            ),
+            within_j,
         )
 
-    return bench.best(plan(v) for v in range(len(bench.problem.versions)) if v != start)
+    versions = [v for v in range(len(bench.problem.versions)) if v != start]
+    return bench.best((partial(plan, v) for v in versions), bench.within_j)
 
 
 def best_single_switch(bench: Bench) -> Plan | None:
@@ -274,14 +317,16 @@ def best_single_switch(bench: Bench) -> Plan | None:
     longest = min(bench.rounds, 60)
     moments = sorted({*range(8), *range(8, longest, max(1, longest // 12))})
 
-    def plan(version: int, moment: int) -> Plan | None:
+    def plan(version: int, moment: int, within_j: float) -> Plan | None:
         return bench.until_done(
             lambda number, _: Decision(
                 start if number < moment else version, bench.everyone(start if number < moment else version)
-            )
+            ),
+            within_j,
         )
 
-    return bench.best(plan(v, m) for v in range(len(bench.problem.versions)) for m in moments)
+    versions = range(len(bench.problem.versions))
+    return bench.best((partial(plan, v, m) for v in versions for m in moments), bench.within_j)
 
 
 def nodes_first(bench: Bench) -> Plan | None:
@@ -297,17 +342,18 @@ def nodes_first(bench: Bench) -> Plan | None:
         return {i: n for i, n in team.items() if fits[version].can_join[i]}
 
     teams = {v: fitting(v) for v in range(len(bench.problem.versions))}
-    return bench.best(_fixed(bench, v, found) for v, found in teams.items() if found)
+    ways = (partial(_fixed, bench, v, found) for v, found in teams.items() if found)
+    return bench.best(ways, bench.within_j)
 
 
 def versions_first(bench: Bench) -> Plan | None:
     """The version chosen with all nodes; then the best fixed team for it."""
     versions = range(len(bench.problem.versions))
-    plans = [(p, v) for v in versions if (p := _fixed(bench, v, bench.everyone(v))) is not None]
-    if not plans:
+    chosen = bench.best(partial(_fixed, bench, v, bench.everyone(v)) for v in versions)
+    if chosen is None:
         return None
-    version = min(plans, key=lambda pair: bench.rank(pair[0]))[1]
-    return _best_fixed(bench, version, bench.teams(version))
+    version = chosen.decisions[-1].version if chosen.decisions else _start(bench)
+    return _best_fixed(bench, version, bench.teams(version), bench.within_j)
 
 
 def greedy_loss_per_joule(bench: Bench) -> Plan | None:
@@ -328,10 +374,8 @@ def greedy_loss_per_joule(bench: Bench) -> Plan | None:
 
         return bench.until_done(choose, within_j)
 
-    best: Plan | None = None
-    for version in range(len(bench.problem.versions)):
-        best = bench.best([best, plan(version, math.inf if best is None else best.energy_j)])
-    return best
+    versions = range(len(bench.problem.versions))
+    return bench.best((partial(plan, v) for v in versions), bench.within_j)
 
 
 def least_energy_for_the_data(bench: Bench) -> Plan | None:
@@ -341,13 +385,13 @@ def least_energy_for_the_data(bench: Bench) -> Plan | None:
     if teams is None:
         return None
 
-    def plan(need: float) -> Plan | None:
+    def plan(need: float, within_j: float) -> Plan | None:
         able = np.flatnonzero(teams.share >= need)
         if not len(able):
             return None
-        return _fixed(bench, start, teams.used(int(able[np.argmin(teams.energy_j[able])])))
+        return _fixed(bench, start, teams.used(int(able[np.argmin(teams.energy_j[able])])), within_j)
 
-    return bench.best(plan(need) for need in (0.25, 0.5, 0.75, 0.9))
+    return bench.best((partial(plan, need) for need in (0.25, 0.5, 0.75, 0.9)), bench.within_j)
 
 
 def rotating_cohorts(bench: Bench) -> Plan | None:
@@ -355,11 +399,12 @@ def rotating_cohorts(bench: Bench) -> Plan | None:
     start = _start(bench)
     who = sorted(bench.everyone(start))
 
-    def plan(cohorts: int) -> Plan | None:
+    def plan(cohorts: int, within_j: float) -> Plan | None:
         turns = [{i: int(bench.fleet.samples[i]) for i in who[k::cohorts]} for k in range(cohorts)]
-        return bench.until_done(lambda number, _: Decision(start, turns[number % cohorts]))
+        return bench.until_done(lambda number, _: Decision(start, turns[number % cohorts]), within_j)
 
-    return bench.best(plan(n) for n in range(2, MOST_COHORTS + 1) if n <= len(who))
+    counts = [n for n in range(2, MOST_COHORTS + 1) if n <= len(who)]
+    return bench.best((partial(plan, n) for n in counts), bench.within_j)
 
 
 BASELINES: dict[str, Callable[[Bench], Plan | None]] = {
@@ -375,9 +420,9 @@ BASELINES: dict[str, Callable[[Bench], Plan | None]] = {
 }
 
 
-def run_baselines(problem: Problem) -> dict[str, Plan | None]:
-    """Every baseline on the problem; nothing where it misses a limit."""
-    bench = Bench(problem, Fleet.of(problem))
+def run_baselines(problem: Problem, within_j: float = math.inf) -> dict[str, Plan | None]:
+    """Every baseline on the problem; nothing where it misses a limit, or takes more energy than this."""
+    bench = Bench(problem, Fleet.of(problem), within_j=within_j)
     return {name: make(bench) for name, make in BASELINES.items()}
 
 

@@ -52,11 +52,18 @@ class Family:
         """The set of a row; rounds with the same set share it."""
         found = self._known.get(row)
         if found is None:
-            first = int(self.begin[self.order[row]])
-            members = slice(first, first + int(self.cut[row]))
+            members = self._members(row)
             found = dict(zip(self.nodes[members].tolist(), self.samples[members].tolist(), strict=True))
             self._known[row] = found
         return found
+
+    def who(self, row: int) -> Ints:
+        """The nodes of a row."""
+        return self.nodes[self._members(row)]
+
+    def _members(self, row: int) -> slice:
+        first = int(self.begin[self.order[row]])
+        return slice(first, first + int(self.cut[row]))
 
 
 def prefixes(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -121,9 +121,12 @@ class Fleet:
 
     def round_cost(self, version: int, used: Used) -> RoundCost:
         """Time, energy and effective share of one round, without a switch."""
+        who = np.fromiter(used, dtype=np.int64, count=len(used))
+        return self.cost_of(version, who, np.fromiter(used.values(), dtype=float, count=len(used)))
+
+    def cost_of(self, version: int, who: Ints, amount: NDArray[Any]) -> RoundCost:
+        """The same of some nodes and the samples that each uses."""
         costs = self.by_version[version]
-        who = np.fromiter(used, dtype=np.int64)
-        amount = np.array([used[i] for i in who], dtype=float)
         times = costs.fixed_s[who] + costs.sample_s[who] * amount
         slowest = float(times.max())
         joules = costs.fixed_j[who] + costs.sample_j[who] * amount + self.idle_w[who] * (slowest - times)

@@ -120,37 +120,56 @@ class Border:
                 break
             step *= 0.5
             tried += [self._tried(best - step, spots), self._tried(best + step, spots)]
-        return max(tried, key=lambda row: row[0])[2]
+        return self._free_from(max(tried, key=lambda row: row[0])[1])
 
-    def _tried(self, low: float, spots: Sequence[Spot]) -> tuple[float, float, Later]:
-        """How high W would be where it matters, the loss, and what follows from it."""
-        limit, points = self._free_from(low), self.terrain.grid
-        rows = [
-            np.maximum(np.interp(points, grid, np.maximum.reduce(row)), 0.0)[None, :]
-            for grid, row in zip(limit.grids, limit.bounds, strict=True)
-        ]
+    def _tried(self, wanted: float, spots: Sequence[Spot]) -> tuple[float, float]:
+        """About how high W would be where it matters, and the loss."""
+        points, rows = self.terrain.grid, []
+        for v, (low, high) in enumerate(self._changes(wanted)):
+            bound = self._changing(points <= low, points > high, self._left_roughly[v])
+            rows.append(np.maximum(np.maximum.reduce(bound), 0.0)[None, :])
         values = self.terrain.estimate([self.prices[self.price]], rows)
-        return sum(float(values.at(v, np.array([loss]))[0]) for v, loss in spots), low, limit
+        return sum(float(values.at(v, np.array([loss]))[0]) for v, loss in spots), wanted
+
+    @cached_property
+    def _left_roughly(self) -> list[dict[int, Floats]]:
+        """`left` at the points of the estimate"""
+        points = self.terrain.grid
+        return [
+            {k: np.interp(points, grid, left_j) for k, left_j in row.items()}
+            for grid, row in zip(self.grids, self.left, strict=True)
+        ]
+
+    def _changes(self, wanted: float) -> list[Range]:
+        """[version]: up to which loss lower prices count, this one or the first that will do; and from which
+        loss on higher ones do."""
+        rows = zip(self.grids, self.left, strict=True)
+        lows = [max(wanted, _above(grid, row[self.price] < 0.0)) for grid, row in rows]
+        return list(zip(lows, self._one_round_above(lows), strict=True))
+
+    def _changing(
+        self, below: NDArray[np.bool_], above: NDArray[np.bool_], left: Mapping[int, Floats]
+    ) -> list[Floats]:
+        """What W may be at most, by any of these, at losses below and above where prices change."""
+        bound = [np.where(below, 0.0, -_NEVER)]
+        for k, here in left.items():
+            if self.rises(k):
+                here = np.where(above, here - self.lost[k], -_NEVER)
+            elif self.prices[k].per_second < self.rate:
+                here = np.where(below, here, here - self.lost[k])
+            bound.append(here)
+        return bound
 
     def _free_from(self, wanted: float) -> Later:
         """Lower prices count up to this loss, or up to the first that will do."""
-        rows = zip(self.grids, self.left, strict=True)
-        lows = [max(wanted, _above(grid, row[self.price] < 0.0)) for grid, row in rows]
         points, bounds = [], []
-        for v, (low, high) in enumerate(zip(lows, self._one_round_above(lows), strict=True)):
+        for v, (low, high) in enumerate(self._changes(wanted)):
             grid = self.grids[v]
             step = _NEXT * (grid[-1] - grid[0])
             more = np.array([low - step, low, high, high + step])
             more = np.union1d(grid, more[(more > grid[0]) & (more < grid[-1])])
-            below, above = more <= low - 0.5 * step, more > high + 0.5 * step
-            bound = [np.where(below, 0.0, -_NEVER)]
-            for k, left_j in self.left[v].items():
-                here = np.interp(more, grid, left_j)
-                if self.rises(k):
-                    here = np.where(above, here - self.lost[k], -_NEVER)
-                elif self.prices[k].per_second < self.rate:
-                    here = np.where(below, here, here - self.lost[k])
-                bound.append(here)
+            left = {k: np.interp(more, grid, left_j) for k, left_j in self.left[v].items()}
+            bound = self._changing(more <= low - 0.5 * step, more > high + 0.5 * step, left)
             more, found = _with_crossings(more, np.array(bound))
             points.append(more)
             bounds.append(found)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from takifugu.plan import relaxation
 from takifugu.plan.bounds import Guide
+from takifugu.plan.certificate import LOST
 from takifugu.plan.options import Options
 from takifugu.plan.parts import Parts
 from takifugu.plan.phase_cuts import Phases
@@ -34,6 +35,8 @@ SWEEP: Width = (300, 8, 0.003)
 WIDE_SWEEP: Width = (600, 24, 0.003)
 PHASES_GAIN = 1.002
 """By how much phases must raise the estimate of the least energy to be worth a certificate."""
+QUICKLY = 0.55
+"""Where the estimate leaves this part of the tolerance to the proof, a quick certificate is tried first."""
 CLEARLY = 0.6
 """Within this part of the tolerance of the estimate, a plan is left as it is until the proof is better."""
 _LISTED_CELLS = 300
@@ -73,6 +76,9 @@ class PhaseRungs(Parts, ABC):
     thorough: bool
     by_phases: bool
     """Whether phases matter, and the bound without them is of no use"""
+    phases_matter: bool | None
+    """Whether they may, as far as that is known: whether they raise the estimate by enough if no round
+    reached over a border. Deductions there only lower it."""
 
     @abstractmethod
     def _follow(self, priced: Priced, phases: Sequence[tuple[float, float, Values]] = ()) -> None: ...
@@ -130,6 +136,7 @@ class PhaseRungs(Parts, ABC):
         terrain = PhasedTerrain(phases, self.offers, prices, 150, self.check, taxed=False)
         values = terrain.estimate()
         estimate_j = terrain.estimate_j(values)
+        self.phases_matter = estimate_j > PHASES_GAIN * terrain.without_phases_j(self.offers)
         self._follow(Priced(values[0], 0, estimate_j), terrain.posts(values))
         matter = estimate_j > PHASES_GAIN * priced.energy_j
         for sweep in sweeps if matter else sweeps[:1]:
@@ -139,6 +146,10 @@ class PhaseRungs(Parts, ABC):
     def _in_phases(self, priced: Priced, look: Look) -> Guide | None:
         """Plans and a bound that know who is there when, along values by phase; what is proven, if it is for
         the exact search."""
+        if look.first and self.phases_matter is None:
+            self._led_by_phases(priced, look)
+        if look.first and not self.phases_matter:
+            return None
         cut, prices = self._cut(priced, look)
         phases = Phases.of(self.problem, self.rounds_of, look.phases, *cut)
         if len(phases) == 1:
@@ -164,8 +175,11 @@ class PhaseRungs(Parts, ABC):
             return None
         most_j = 1.05 * self.plan.energy_j + terrain.prices[0].per_round * (self.problem.max_rounds or 0)
         focus = Way.of(terrain, values, self.plan).focus()
-        for cells in look.cells:
-            proven = terrain.certified(values, focus, cells, most_j)
+        ways = [(cells, LOST) for cells in look.cells]
+        if self._near(estimate_j, 1.0 - QUICKLY):
+            ways.insert(0, (look.cells[0] // 2, 0.4 * self.tolerance))
+        for cells, lost in ways:
+            proven = terrain.certified(values, focus, cells, most_j, max(lost, LOST))
             self._raise_bound(terrain.bound_j(proven), "bound by phases")
             if self._good() or not self.thorough or not self._near(estimate_j, 1.0):
                 break

@@ -18,7 +18,7 @@ from functools import partial
 import numpy as np
 
 from takifugu.plan.bounds import Guide, PhasedGuide
-from takifugu.plan.certificate import certify
+from takifugu.plan.certificate import LOST, certify
 from takifugu.plan.curves import Floats
 from takifugu.plan.phase_borders import Border, Focus, Proven, Range
 from takifugu.plan.phase_cuts import Phases
@@ -47,8 +47,12 @@ class PhasedTerrain:
         estimates alone, as if no round reached over the end of its phase."""
         self.taxed = taxed
         self.phases, self.problem, self.prices = phases, phases.problem, tuple(prices)
-        self.grid = Terrain(self.problem, offers, cells).grid
-        self.terrains = [Terrain(self.problem, row, cells, check, self.grid) for row in phases.offers]
+        ground = Terrain(self.problem, offers, cells)
+        self.grid = ground.grid
+        self.terrains = [
+            Terrain(self.problem, row, cells, check, self.grid).on_the_ground_of(ground)
+            for row in phases.offers
+        ]
         self.rates = np.array([p.per_second for p in prices])
         self._alike = np.array([[p.per_round == q.per_round for q in prices] for p in prices])
         self._switch_s = max((s.time_s for s in self.problem.switches), default=0.0)
@@ -88,8 +92,9 @@ class PhasedTerrain:
         """[version][price, point]: about what W may be at most, by that of the next phase."""
         held, over, found = self.held(phase + 1), self.rates * self.over_s(phase), []
         for rows in later.value:
-            left = rows - held[:, None]
-            best = [(left - lost[:, None]).max(axis=0) for lost in self._lost(self.roomy(phase))]
+            left, best = rows - held[:, None], []
+            for alike, lost in zip(self._alike, self._lost(self.roomy(phase)), strict=True):
+                best.append((left[alike] - lost[alike, None]).max(axis=0))
             found.append(np.maximum(np.array(best) + over[:, None], 0.0))
         return found
 
@@ -115,9 +120,11 @@ class PhasedTerrain:
         focus: Sequence[Focus],
         cells: int,
         most_j: float,
+        lost: float = LOST,
     ) -> list[Mapping[int, Proven]]:
         """[phase][price]: W, proven. `focus`, by phase: where it should be good; any would be valid. Values
-        that are worth more than `most_j` when their phase begins are of no interest."""
+        that are worth more than `most_j` when their phase begins are of no interest. `lost`: the part of a
+        value that a certificate may lose."""
         found: list[Mapping[int, Proven]] = []
         later: Mapping[int, Proven] = {}
         prices = [self._priced(phase, focus) for phase in range(len(self.phases))]
@@ -127,7 +134,8 @@ class PhasedTerrain:
             for phase in reversed(range(len(self.phases))):
                 matter = focus[phase + 1].losses if later else None
                 cap_j = most_j + float(waited[phase])
-                prove = partial(self._proven, values[phase], phase, later, focus[phase], matter, cells, cap_j)
+                how = (cells, cap_j, lost)
+                prove = partial(self._proven, values[phase], phase, later, focus[phase], matter, how)
                 later = dict(zip(prices[phase], pool.map(prove, prices[phase]), strict=True))
                 found.insert(0, later)
         return found
@@ -139,11 +147,12 @@ class PhasedTerrain:
         later: Mapping[int, Proven],
         here: Focus,
         matter: Range | None,
-        cells: int,
-        most_j: float,
+        how: tuple[int, float, float],
         price: int,
     ) -> Proven:
-        """W of one phase at one price, from the proven ones of the next phase."""
+        """W of one phase at one price, from the proven ones of the next phase. `how`: cells, the value above
+        which nothing is of interest, and the part of it that may be lost."""
+        cells, most_j, lost_part = how
         free = self.roomy(phase) and price in later
         over_s = 0.0 if free or matter is None else self.phases.longest_s
         rate, limit = float(self.rates[price]), None
@@ -154,7 +163,8 @@ class PhasedTerrain:
             border = Border(self.phases, phase, self.terrains[phase], self.prices, price, lost, later)
             limit = border.free(here, matter) if free else border.taxed()
         fine = [cells] * len(self.problem.versions)
-        return Proven(certify(self.terrains[phase], guess, 0, most_j + held_j, fine, limit), held_j)
+        found = certify(self.terrains[phase], guess, 0, most_j + held_j, fine, limit, lost_part)
+        return Proven(found, held_j)
 
     def _priced(self, phase: int, focus: Sequence[Focus]) -> list[int]:
         """Prices to prove in a phase. Also the lowest of those before: it can then go on as it is, which
@@ -199,6 +209,11 @@ class PhasedTerrain:
         whole = float(self.left(proven, start, here, np.array([problem.start_time_s]))[0])
         whole -= self.slack_j + self.per_round(proven) * (problem.max_rounds or 0)
         return max(whole, 0.0)
+
+    def without_phases_j(self, offers: Sequence[Offers | None]) -> float:
+        """The least energy by an estimate that is as rough, if everybody were always there."""
+        values = Terrain(self.problem, offers, points=self.grid).estimate(self.prices)
+        return max(float(values.from_start(self.problem).max()), 0.0)
 
     def estimate_j(self, values: Sequence[Values]) -> float:
         """The same by the estimate, at the best price."""

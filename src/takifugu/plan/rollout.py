@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from takifugu.plan.attendance import Attendance
-from takifugu.plan.curves import Exponential, Floats, Power
+from takifugu.plan.curves import Curve, Exponential, Floats, Power
 from takifugu.plan.families import Family
 from takifugu.plan.plan import Decision
 from takifugu.plan.potentials import Prices
@@ -39,14 +39,18 @@ class Menu:
     cost: Floats
     share: Floats
     time_s: Floats
+    asymptote: Floats
+    """Of the version's curve at each share, where it is a known one"""
 
 
-def menu(family: Family, prices: Prices) -> Menu:
+def menu(family: Family, prices: Prices, curve: Curve) -> Menu:
     cost = family.energy_j + prices.per_second * family.time_s + prices.per_round
     order = family.by_share
     best = np.minimum.accumulate(np.concatenate([[np.inf], cost[order][:-1]]))
     rows = order[cost[order] < best]
-    return Menu(family, rows, cost[rows], family.share[rows], family.time_s[rows])
+    share = family.share[rows]
+    asymptote = curve.asymptote(share) if isinstance(curve, Exponential | Power) else np.zeros(len(rows))
+    return Menu(family, rows, cost[rows], share, family.time_s[rows], asymptote)
 
 
 @dataclass(frozen=True)
@@ -104,8 +108,8 @@ class Guideposts:
         # Without a cap rounds are free, and infinity times nothing is no number.
         self._per_round = np.array([p.per_round for p in self.values.prices])
         self._capped = bool(self._per_round.any())
-        known = all(type(v.curve) in (Exponential, Power) for v in problem.versions)
-        if known and self.attendance is None and not self.phases:
+        self._shapes = [_shape(v.curve) for v in problem.versions]
+        if None not in self._shapes and self.attendance is None and not self.phases:
             self._quick = Ready.of(self)
 
     def follow(self, caution: float = 0.0) -> Trail | None:
@@ -143,29 +147,32 @@ class Guideposts:
 
     def _price(self, version: int, loss: float, seconds: float, rounds: float) -> int:
         """The price with the highest bound for the rest of the way."""
-        grid = self.values.grids[version]
-        at = np.clip((np.searchsorted(grid, loss) - 1), 0, len(grid) - 2)
-        part = (loss - grid[at]) / (grid[at + 1] - grid[at])
-        rows = self.values.value[version]
-        here = rows[:, at] + part * (rows[:, at + 1] - rows[:, at])
-        here = here - self._per_second * seconds
-        return int((here - self._per_round * rounds if self._capped else here).argmax())
+        from takifugu.plan.compiled import trails
+
+        grid, rows = self.values.grids[version], self.values.value[version]
+        prices = (self._per_second, self._per_round, self._capped)
+        return int(trails.best_price(grid, rows, *prices, loss, float(seconds), float(rounds)))
 
     def _best(self, version: int, loss: float, clock: float, price: int) -> _Round | None:
         """The best round from here, with or without a switch before it."""
-        values, prices = self.values, self.values.prices[price]
-        here = float(values.at(version, np.array([loss]), price)[0])
+        prices = self.values.prices[price]
+        here = self._left(version, loss, price)
         best: _Round | None = None
         for target, energy_j, time_s, jump in ((version, 0.0, 0.0, 0.0), *self._exits[version]):
             fee = energy_j + prices.per_second * time_s
             if target != version:
-                left = fee + float(values.at(target, np.array([loss + jump]), price)[0])
+                left = fee + self._left(target, loss + jump, price)
                 if left > here * (1 + _SWITCH_REGRET):
                     continue
             found = self._round(target, loss + jump, clock + time_s, price, here, fee)
             if found is not None and (best is None or found.ratio < best.ratio):
                 best = replace(found, energy_j=found.energy_j + energy_j)
         return best
+
+    def _left(self, version: int, loss: float, price: int) -> float:
+        from takifugu.plan.compiled import trails
+
+        return trails.left_at(self.values.grids[version], self.values.value[version][price], loss)
 
     def _round(
         self, version: int, loss: float, ready_s: float, price: int, here: float, fee: float
@@ -176,7 +183,7 @@ class Guideposts:
         if self.attendance is None:
             family = self.families[version]
             assert family is not None
-            return self._pick(self._menu(family, price), version, loss, ready_s, price, here, fee)
+            return self._pick(self._menu(family, version, price), version, loss, ready_s, price, here, fee)
         now = self._open_round(version, loss, ready_s, price, here, fee)
         later_s = self.attendance.next_opening(ready_s)
         if later_s > self.problem.time_limit:
@@ -185,11 +192,12 @@ class Guideposts:
         later = self._open_round(version, loss, later_s, price, here, fee + wait)
         return min((r for r in (now, later) if r is not None), key=lambda r: r.ratio, default=None)
 
-    def _menu(self, family: Family, price: int) -> Menu:
+    def _menu(self, family: Family, version: int, price: int) -> Menu:
         """Families live as long as their fleet's attendance does, so their identity will do."""
         key = (id(family), price)
         if key not in self._menus:
-            self._menus[key] = menu(family, self.values.prices[price])
+            curve = self.problem.versions[version].curve
+            self._menus[key] = menu(family, self.values.prices[price], curve)
         return self._menus[key]
 
     def _open_round(
@@ -197,17 +205,17 @@ class Guideposts:
     ) -> _Round | None:
         """The best round that starts now, of nodes that stay until its end."""
         assert self.attendance is not None
-        until = start_s
+        stay, until = self.attendance.stay(start_s), start_s
         for _ in range(6):
-            mask = self.attendance.present(start_s, until)
+            mask = stay >= until
             family = self.attendance.family(version, mask) if mask.any() else None
             if family is None:
                 return None
-            found = self._pick(self._menu(family, price), version, loss, start_s, price, here, fee)
+            offer = self._menu(family, version, price)
+            found = self._pick(offer, version, loss, start_s, price, here, fee)
             if found is None:
                 return None
-            leaving = ~self.attendance.present(start_s, found.end_s)
-            if not any(leaving[i] for i in family.used(found.row)):
+            if stay[family.who(found.row)].min() >= found.end_s:
                 return found
             until = found.end_s  # some leave before it ends: without them
         return None
@@ -215,11 +223,17 @@ class Guideposts:
     def _pick(
         self, offer: Menu, version: int, loss: float, start_s: float, price: int, here: float, fee: float
     ) -> _Round | None:
-        from takifugu.plan.compiled import paths
+        from takifugu.plan.compiled import paths, trails
 
-        after = self.problem.versions[version].curve.step(np.asarray(loss), offer.share)
-        left = self.values.value[version][price]
-        k, ratio = paths.best_for_its_gain(after, offer.cost, fee, here, self.values.grids[version], left)
+        grid, left = self.values.grids[version], self.values.value[version][price]
+        shape = self._shapes[version]
+        if shape is not None:
+            rounds = (offer.share, offer.asymptote, offer.cost)
+            k, ratio, after = trails.best_for_its_gain(shape, loss, *rounds, fee, here, grid, left)
+        else:
+            losses = self.problem.versions[version].curve.step(np.asarray(loss), offer.share)
+            k, ratio = paths.best_for_its_gain(losses, offer.cost, fee, here, grid, left)
+            after = float(losses[k])
         if k < 0:
             return None
         row = int(offer.rows[k])
@@ -231,8 +245,15 @@ class Guideposts:
             start_s,
             start_s + float(offer.time_s[k]),
             float(offer.family.energy_j[row]),
-            float(after[k]),
+            after,
         )
+
+
+def _shape(curve: Curve) -> tuple[bool, float, float] | None:
+    """Whether it is a power, its rate or scale, its exponent; nothing if it is neither of the two kinds."""
+    if isinstance(curve, Power):
+        return True, float(curve.scale), float(curve.exponent)
+    return (False, float(curve.rate), 1.0) if isinstance(curve, Exponential) else None
 
 
 @dataclass
@@ -256,15 +277,9 @@ class Ready:
         begins = np.cumsum([0, *(len(exits) for exits in posts._exits)])
         target = np.array([row[0] for row in rows], dtype=np.int64)
         energy, time_s, jump = (np.array([row[k] for row in rows], dtype=float) for k in (1, 2, 3))
-        curves = [v.curve for v in posts.problem.versions]
-        pace = [c.scale if isinstance(c, Power) else c.rate for c in curves]  # type: ignore[attr-defined]
-        exponent = [c.exponent if isinstance(c, Power) else 1.0 for c in curves]
-        shapes = (
-            np.array([isinstance(c, Power) for c in curves]),
-            np.array(pace, dtype=float),
-            np.array(exponent, dtype=float),
-        )
-        shape = (len(curves), len(posts.values.prices))
+        power, pace, exponent = zip(*(s for s in posts._shapes if s is not None), strict=True)
+        shapes = (np.array(power), np.array(pace, dtype=float), np.array(exponent, dtype=float))
+        shape = (len(power), len(posts.values.prices))
         first, last = np.full(shape, -1), np.full(shape, -1)
         for version, family in enumerate(posts.families):
             if family is None:  # an empty menu
@@ -319,10 +334,8 @@ class Ready:
     def _lay_out(self, posts: Guideposts, version: int, price: int) -> None:
         family = posts.families[version]
         assert family is not None
-        offer = posts._menu(family, price)
-        curve = posts.problem.versions[version].curve
-        assert isinstance(curve, Exponential | Power)
-        more = (offer.cost, offer.share, curve.asymptote(offer.share), offer.time_s)
+        offer = posts._menu(family, version, price)
+        more = (offer.cost, offer.share, offer.asymptote, offer.time_s)
         begin = len(self.columns[0])
         self.columns = tuple(np.concatenate(pair) for pair in zip(self.columns, more, strict=True))  # type: ignore[assignment]
         self.first[version, price], self.last[version, price] = begin, len(self.columns[0])

@@ -21,7 +21,7 @@ from takifugu.plan.bounds import Guide
 from takifugu.plan.certificate import LOST, certify
 from takifugu.plan.curves import Floats
 from takifugu.plan.options import Options
-from takifugu.plan.phase_rungs import CLEARLY, LOOKS, SWEEP, WIDE_SWEEP, PhaseRungs
+from takifugu.plan.phase_rungs import CLEARLY, LOOKS, QUICKLY, SWEEP, WIDE_SWEEP, PhaseRungs
 from takifugu.plan.plan import Decision, Plan, meets_limits, replay
 from takifugu.plan.polish import polish
 from takifugu.plan.potentials import Potential
@@ -42,12 +42,10 @@ CAUTION = (0.0, 0.0003, 0.0006, 0.001, 0.002, 0.003, 0.005, 0.008, 0.012, 0.02, 
 ENOUGH, CAREFUL = 1.001, 0.003
 """A plan this close to the estimate of the least energy is not improved by more caution; from so much caution
 on, half of the tolerance will do."""
-LARGE_FLEET = 2000
+LARGE_FLEET, MANY = 2000, 200
 _SPLITS, _PIECES = 2, 4
 """On large fleets, how often merged round times that matter are split, and in how many."""
 PASSES = ((300, 400, 800), (700, 1000, 1600))
-QUICKLY = 0.55
-"""Where the estimate leaves this part of the tolerance to the proof, a quick certificate is tried first."""
 FINEST = 2200
 """Losses of an estimate, of a certificate, and shares: the second pass looks closer. A third certificate, as
 fine as that, follows where the estimate says that it will do."""
@@ -109,6 +107,7 @@ class Solver(PhaseRungs):
         self.simplest: Plan | None = None
         """The cheapest of the baselines"""
         self.by_phases = False
+        self.phases_matter: bool | None = None
         self.reached: Reached | None = None
 
     def _in_time(self) -> None:
@@ -188,7 +187,7 @@ class Solver(PhaseRungs):
             if not terrain.sound:
                 return False
             priced = prices_around(terrain, self.prices)
-            if self.plan is None and self.attendance is not None:
+            if self.plan is None and self.attendance is not None and len(self.problem.nodes) > MANY:
                 self._simple()  # plans of whoever is there take longer: first any plan at all
             self._follow(priced)
             if number == 0 and self.fleet.mix is not None and self.plan is not None and self.thorough:
@@ -223,6 +222,9 @@ class Solver(PhaseRungs):
         if large or not self._promising(priced, 1.0):
             return False
         finer = Terrain(self.problem, self.offers, check=self.check, points=_halved(terrain.grid))
+        self._follow(prices_around(finer, self.prices))  # plans gain a little from finer values, too
+        if self._good():
+            return True
         self._certify(finer, prices_at(finer, priced.values.prices[priced.best]), FINEST)
         return self._good()
 
@@ -346,7 +348,9 @@ class Solver(PhaseRungs):
         """What one would do without a planner: a plan is never dearer than the best of the baselines."""
         if self.simple_tried:
             return
-        for name, plan in run_baselines(self.problem).items():
+        # Dearer ones than this are neither better nor within the tolerance.
+        most_j = _energy_j(self.plan) * (1 + 1e-9) / (1.0 - self.tolerance)
+        for name, plan in run_baselines(self.problem, most_j).items():
             self.check()
             if plan is None:
                 continue

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -26,17 +28,27 @@ class Muster(NamedTuple):
     cost: RoundCost
 
 
-class _Crowd(NamedTuple):
+@dataclass
+class _Crowd:
     """Members of a team who are there from one coming or going to the next, and the first to leave."""
 
-    used: Used
+    who: Ints
+    amount: Ints
+    there: NDArray[np.bool_]
+    """[member of the team]"""
     cost: RoundCost
     until_s: float
+
+    @cached_property
+    def used(self) -> Used:
+        """Written down only for those rounds that are held: most are just looked at."""
+        return dict(zip(self.who.tolist(), self.amount.tolist(), strict=True))
 
 
 class _Team(NamedTuple):
     members: Used
     who: Ints
+    amount: Ints
     opens: Floats
     """[member, window]"""
     closes: Floats
@@ -44,6 +56,15 @@ class _Team(NamedTuple):
     """When one of them comes or goes"""
     crowds: dict[tuple[int, int], _Crowd | None]
     """By version, and by how many of the moments are over"""
+
+
+class AtOnce(NamedTuple):
+    """What rounds of several teams cost and give with those who are there, and how long these stay."""
+
+    time_s: Floats
+    energy_j: Floats
+    share: Floats
+    until_s: Floats
 
 
 class Turnout:
@@ -54,6 +75,8 @@ class Turnout:
             [[at_most(b) if np.isfinite(b) else b for b in row] for row in closes.tolist()]
         )
         self._last_opening = float(self._opens.max(where=self._opens < np.inf, initial=-np.inf))
+        moments = np.concatenate([self._opens, self._closes], axis=None)
+        self._moments = np.unique(moments[np.isfinite(moments)]).tolist()
         self._teams: dict[int, _Team] = {}
 
     def of(self, version: int, used: Used, ready_s: float) -> Muster | None:
@@ -63,6 +86,28 @@ class Turnout:
     def largest(self, version: int, used: Used, ready_s: float) -> Muster | None:
         """The round with the most samples, at whatever moment it can be held; the earliest of equals."""
         return max(self._held(version, used, ready_s), key=lambda m: sum(m.used.values()), default=None)
+
+    def moments_over(self, clock_s: float) -> int:
+        """How often somebody has come or gone by then; until the next time the same nodes are there."""
+        return bisect_right(self._moments, clock_s)
+
+    def at_once(self, version: int, amount: Floats, clock_s: float) -> AtOnce | None:
+        """Of teams (`amount[team, node]`: samples used) that all have a member who is there; else nothing."""
+        windows = (self._opens <= clock_s) & (self._closes > clock_s)
+        until = np.where(windows, self._closes, -np.inf).max(axis=1)
+        there = (amount > 0.0) & (until > clock_s)
+        if not there.any(axis=1).all():
+            return None
+        costs, problem = self.fleet.by_version[version], self.fleet.problem
+        times = costs.fixed_s + costs.sample_s * amount
+        slowest = np.where(there, times, -np.inf).max(axis=1)
+        joules = costs.fixed_j + costs.sample_j * amount + self.fleet.idle_w * (slowest[:, None] - times)
+        return AtOnce(
+            slowest + problem.overhead_s,
+            np.where(there, joules, 0.0).sum(axis=1) + problem.overhead_j,
+            self.fleet.shares(np.where(there, amount, 0.0)),
+            np.where(there, until, np.inf).min(axis=1),
+        )
 
     def more_to_come(self, clock_s: float) -> bool:
         return clock_s < self._last_opening
@@ -82,9 +127,10 @@ class Turnout:
         key = id(used)
         if key not in self._teams:  # which keeps `used`, so its id stays its own
             who = np.fromiter(used, dtype=np.int64)
+            amount = np.fromiter(used.values(), dtype=np.int64)
             opens, closes = self._opens[who], self._closes[who]
             moments = np.unique(np.concatenate([opens, closes], axis=None))
-            self._teams[key] = _Team(used, who, opens, closes, moments.tolist(), {})
+            self._teams[key] = _Team(used, who, amount, opens, closes, moments.tolist(), {})
         return self._teams[key]
 
     def _there(self, version: int, team: _Team, clock_s: float) -> _Crowd | None:
@@ -98,15 +144,14 @@ class Turnout:
         found: _Crowd | None = crowd
         while found is not None and start_s + found.cost.time_s > found.until_s:
             whole = (team.opens <= start_s) & (team.closes >= start_s + found.cost.time_s)
-            in_it = np.array([[int(i) in found.used] for i in team.who])
-            found = self._crowd(version, team, whole & in_it)
+            found = self._crowd(version, team, whole & found.there[:, None])
         return found
 
     def _crowd(self, version: int, team: _Team, windows: NDArray[np.bool_]) -> _Crowd | None:
         """Members with one of these windows."""
-        there = windows.any(axis=1)
+        there: NDArray[np.bool_] = np.asarray(windows.any(axis=1))
         if not there.any():
             return None
-        used = {int(i): team.members[int(i)] for i in team.who[there]}
+        who, amount = team.who[there], team.amount[there]
         until = np.where(windows, team.closes, -np.inf).max(axis=1)[there].min()
-        return _Crowd(used, self.fleet.round_cost(version, used), float(until))
+        return _Crowd(who, amount, there, self.fleet.cost_of(version, who, amount), float(until))

@@ -13,7 +13,7 @@ so that V at the start bounds every plan from below. The proof is in docs/decisi
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -43,6 +43,8 @@ class Arrivals:
     """[point]: the first share that meets the target, or -1."""
     short: Floats
     """[point]: how much of the step to that share is needed, from the one before it."""
+    after: Floats = field(repr=False)
+    """[point, share]: the loss after the round"""
 
     @classmethod
     def of(cls, curve: SmoothCurve, grid: Floats, shares: Floats) -> Arrivals:
@@ -61,14 +63,31 @@ class Arrivals:
     def _landed(cls, grid: Floats, shares: Floats, after: Floats) -> Arrivals:
         from takifugu.plan.compiled import paths
 
-        cell, above, done = paths.landings(grid, np.ascontiguousarray(after))
+        return cls._finished(grid, shares, after, *paths.landings(grid, np.ascontiguousarray(after)))
+
+    def take(self, columns: Ints) -> Arrivals:
+        """Of some of the shares."""
+        after, cell = self.after[:, columns], self.cell[:, columns]
+        above, done = self.above[:, columns], self.done[:, columns]
+        return self._finished(self.grid, self.shares[columns], after, cell, above, done)
+
+    @classmethod
+    def _finished(
+        cls,
+        grid: Floats,
+        shares: Floats,
+        after: Floats,
+        cell: Ints,
+        above: Floats,
+        done: NDArray[np.bool_],
+    ) -> Arrivals:
         first = np.where(done.any(axis=1), done.argmax(axis=1), -1)
         points = np.arange(len(grid))
         # Shares come in increasing order, and no data at all leaves the loss as it is.
         before = np.where(first > 0, after[points, np.maximum(first - 1, 0)], grid)
         drop = np.maximum(before - after[points, first], 1e-300)
         short = np.clip((before - grid[0]) / drop, 0.0, 1.0)
-        return cls(grid, shares, cell, above, done, first, short)
+        return cls(grid, shares, cell, above, done, first, short, after)
 
     @cached_property
     def part(self) -> Floats:
@@ -186,6 +205,9 @@ class Terrain:
     points: Floats | None = None
     """The grid of losses, where it is given."""
     _arrivals: dict[int, Arrivals] = field(default_factory=dict, repr=False)
+    _landings: dict[float, tuple[Ints, Floats]] = field(default_factory=dict, repr=False)
+    _ground: dict[int, Arrivals] | None = field(default=None, repr=False)
+    """[version]: where rounds with any share of the fleet's grid lead, if phases share that"""
 
     def __post_init__(self) -> None:
         self.grid = self._drawn_grid() if self.points is None else self.points
@@ -225,8 +247,7 @@ class Terrain:
             v: (np.array([c.left for c in row]), np.array([c.at_high for c in row]))
             for v, row in cheap.items()
         }
-        grids = [self.grid] * len(self.offers)
-        return self._solve(prices, grids, arrivals, costs, later)
+        return self._solve(prices, arrivals, costs, later)
 
     def trainable(self) -> list[int]:
         return [v for v, ok in enumerate(self.usable) if ok]
@@ -237,22 +258,52 @@ class Terrain:
         if known is None or not np.array_equal(known.shares, shares):
             curve = self.problem.versions[version].curve
             assert isinstance(curve, SmoothCurve)
-            known = self._arrivals[version] = Arrivals.of(curve, self.grid, shares)
+            known = self._from_ground(version, shares) or Arrivals.of(curve, self.grid, shares)
+            self._arrivals[version] = known
         return known
+
+    def on_the_ground_of(self, other: Terrain) -> Terrain:
+        """With the other's landings, on the same grid of losses: phases share them."""
+        assert np.array_equal(self.grid, other.grid)
+        if other._ground is None:
+            other._ground = {}
+        self._landings, self._ground = other._landings, other._ground
+        return self
+
+    def _from_ground(self, version: int, shares: Floats) -> Arrivals | None:
+        """Of all shares once, then some of them; nothing, if they are not among those."""
+        offers, curve = self.offers[version], self.problem.versions[version].curve
+        if self._ground is None or offers is None or offers.exact:
+            return None
+        assert isinstance(curve, SmoothCurve)
+        if version not in self._ground:
+            self._ground[version] = Arrivals.of(curve, self.grid, offers.share)
+        full = self._ground[version]
+        columns = np.minimum(np.searchsorted(full.shares, shares), len(full.shares) - 1)
+        return full.take(columns) if np.array_equal(full.shares[columns], shares) else None
+
+    def _landing(self, jump: float) -> tuple[Ints, Floats]:
+        """[point]: where a switch with this jump leads: the point below, and the part of the way to the next
+        one; the last point for all that is higher."""
+        if jump not in self._landings:
+            grid, land = self.grid, self.grid + jump
+            at = np.clip(np.searchsorted(grid, land, side="right") - 1, 0, len(grid) - 2)
+            part = (land - grid[at]) / (grid[at + 1] - grid[at])
+            self._landings[jump] = at, np.minimum(part, 1.0)
+        return self._landings[jump]
 
     def _solve(
         self,
         prices: Sequence[Prices],
-        grids: Sequence[Floats],
         arrivals: dict[int, Arrivals],
         costs: dict[int, tuple[Floats, Floats]],
         later: Sequence[Floats] | None,
     ) -> Values:
-        count = len(prices)
+        count, grids = len(prices), [self.grid] * len(self.offers)
         cap = np.array([_ceiling(self.problem, costs, p) for p in range(count)])
         value = [np.tile(cap[:, None], (1, len(g))) for g in grids]
         after = [np.tile(cap[:, None], (1, len(g))) for g in grids]
-        for _ in range(self.passes):
+        for number in range(self.passes):
             for v in reversed(range(len(grids))):
                 self.check()
                 limit = np.full((count, len(grids[v])), np.inf)
@@ -260,15 +311,17 @@ class Terrain:
                     limit = later[v].copy()
                 for source, target, switch in self.switches:
                     if source == v and self.usable[target]:
-                        land = grids[v] + switch.loss_jump
-                        for p, price in enumerate(prices):
-                            left = price.fee(switch) + np.interp(land, grids[target], after[target][p])
-                            np.minimum(limit[p], left, out=limit[p])
+                        fee = np.array([price.fee(switch) for price in prices])
+                        at, part = self._landing(switch.loss_jump)
+                        low, high = after[target][:, at], after[target][:, at + 1]
+                        np.minimum(limit, fee[:, None] + low + part * (high - low), out=limit)
                 if not self.usable[v]:  # nobody can train it: a switch is all there is
                     value[v] = np.minimum(limit, cap[:, None])
                     continue
-                value[v] = walk_up(arrivals[v], *costs[v], limit, cap)
-                after[v] = np.minimum(_round_first(arrivals[v], costs[v][1], value[v]), cap[:, None])
+                if number and (limit >= value[v]).all():
+                    continue  # exits are no better than what is known: nothing changes
+                value[v], first = _walk_up_rounds_first(arrivals[v], *costs[v], limit, cap)
+                after[v] = np.minimum(first, cap[:, None])
         return Values(tuple(prices), tuple(grids), tuple(value), tuple(after))
 
 
@@ -280,27 +333,36 @@ def _ceiling(problem: Problem, costs: dict[int, tuple[Floats, Floats]], price: i
 
 def _all_charges(offers: Offers, prices: Sequence[Prices]) -> list[Charges]:
     """On a third of the shares. A round's price is added to what rounds cost without it."""
-    if offers.exact:
+    if offers.exact or any(p.energy != 1.0 for p in prices):
         return [thinned(charges(offers, p)) for p in prices]
-    known: dict[tuple[float, float], Charges] = {}
+    # What `thinned` keeps is all that is looked at.
+    ends = np.flatnonzero(_third(int(np.isfinite(offers.tangent_j).any(axis=0).sum())))
+    firsts = np.concatenate([[0], ends[:-1] + 1])
+    low, single = np.concatenate([[0.0], offers.share[:-1]])[firsts], firsts == ends
+    tangent, left = np.ascontiguousarray(offers.tangent_j[:, ends]), offers.left_j[:, firsts]
+    known: dict[float, tuple[Floats, Floats]] = {}
     found = []
     for p in prices:
-        key = (p.per_second, p.energy)
-        if key not in known:
-            known[key] = thinned(charges(offers, replace(p, per_round=0.0)))
-        free = known[key]
-        costs = (x + p.per_round for x in (free.left, free.right, free.at_high))
-        found.append(Charges(free.low, free.high, *costs))
+        if p.per_second not in known:
+            timed = p.per_second * offers.time_s[:, None]
+            known[p.per_second] = ((left + timed).min(axis=0), (tangent + timed).min(axis=0))
+        left_c, at_high = (x + p.per_round for x in known[p.per_second])
+        right_c = np.where(single, at_high, left_c)
+        found.append(Charges(low, offers.share[ends], left_c, right_c, at_high))
     return found
 
 
 def thinned(all_charges: Charges) -> Charges:
-    if len(all_charges.high) < 60:
-        return all_charges
-    keep = np.zeros(len(all_charges.high), dtype=bool)
+    keep = _third(len(all_charges.high))
+    return all_charges if keep.all() else merged(all_charges, keep)
+
+
+def _third(count: int) -> NDArray[np.bool_]:
+    """Which of so many intervals of shares are kept; all, if they are few."""
+    keep = np.full(count, count < 60)
     keep[::-3] = True
-    keep[0] = True  # from no data at no cost: merged with others it would be free
-    return merged(all_charges, keep)
+    keep[:1] = True  # from no data at no cost: merged with others it would be free
+    return keep
 
 
 def walk_up(arrivals: Arrivals, left: Floats, costs: Floats, limit: Floats, cap: Floats) -> Floats:
@@ -312,15 +374,25 @@ def walk_up(arrivals: Arrivals, left: Floats, costs: Floats, limit: Floats, cap:
     from takifugu.plan.compiled import paths  # compiled: only who needs values pays for it
 
     value = np.zeros((len(costs), len(arrivals.grid)))
-    k = np.maximum(arrivals.finish, 0)
-    last = np.where(arrivals.finish >= 0, left[:, k] + arrivals.short * (costs - left)[:, k], np.inf)
-    ceiling = np.minimum(np.minimum(last, limit), cap[:, None])
+    ceiling = _ceiling_of(arrivals, left, costs, limit, cap)
     paths.walk_up(arrivals.cell, arrivals.part, arrivals.unfinished, costs, ceiling, value)
     return value
 
 
-def _round_first(arrivals: Arrivals, costs: Floats, value: Floats) -> Floats:
-    """[price, point]: the least of (round + what is left after it), for when a round must come first."""
+def _walk_up_rounds_first(
+    arrivals: Arrivals, left: Floats, costs: Floats, limit: Floats, cap: Floats
+) -> tuple[Floats, Floats]:
+    """The same, and the least of (round + what is left after it), for when a round must come first."""
     from takifugu.plan.compiled import paths
 
-    return paths.round_first(arrivals.cell, arrivals.part, arrivals.unfinished, costs, value)
+    value = np.zeros((len(costs), len(arrivals.grid)))
+    ceiling = _ceiling_of(arrivals, left, costs, limit, cap)
+    rounds = (arrivals.cell, arrivals.part, arrivals.unfinished, costs)
+    return value, paths.walk_up_rounds_first(*rounds, ceiling, value)
+
+
+def _ceiling_of(arrivals: Arrivals, left: Floats, costs: Floats, limit: Floats, cap: Floats) -> Floats:
+    """[price, point]: the least of the last round and of what does not begin with a round."""
+    k = np.maximum(arrivals.finish, 0)
+    last = np.where(arrivals.finish >= 0, left[:, k] + arrivals.short * (costs - left)[:, k], np.inf)
+    return np.minimum(np.minimum(last, limit), cap[:, None])

@@ -42,38 +42,55 @@ def walk_up(
     """Fills `value[price, point]` from the second point on: the least of `ceiling` and of (round + what is
     left after it); `cell`, `part`: where rounds lead, by point and share."""
     for p in range(len(costs)):
-        row = value[p]
+        row, cost = value[p], costs[p]
         for i in range(1, len(row)):
-            best = ceiling[p, i]
-            for k in range(unfinished[i]):
-                at = cell[i, k]
-                if at >= i - 1:
-                    # Landing between this point and the one below: the same round again and again.
-                    room = 0.0 if at >= i else 1.0 - part[i, k]
-                    total = row[i - 1] + costs[p, k] / max(room, 1e-12)
-                else:
-                    total = costs[p, k] + row[at] + part[i, k] * (row[at + 1] - row[at])
-                best = min(best, total)
-            row[i] = max(best, row[i - 1])
+            best, far = ceiling[p, i], 0
+            while far < unfinished[i] and cell[i, far] >= i - 1:
+                # Landing between this point and the one below: the same round again and again.
+                room = 0.0 if cell[i, far] >= i else 1.0 - part[i, far]
+                best = min(best, row[i - 1] + cost[far] / max(room, 1e-12))
+                far += 1  # larger shares lead further
+            row[i] = max(min(best, _least(cell[i], part[i], far, unfinished[i], cost, row)), row[i - 1])
 
 
 @compiled
-def round_first(cell: Ints, part: Floats, unfinished: Ints, costs: Floats, value: Floats) -> Floats:
-    """[price, point]: the least of (round + what is left after it), never less at a higher point."""
+def walk_up_rounds_first(
+    cell: Ints, part: Floats, unfinished: Ints, costs: Floats, ceiling: Floats, value: Floats
+) -> Floats:
+    """The same, and of each point what a round that must come first costs with what is left after it; never
+    less at a higher point."""
     least = np.empty_like(value)
     for p in range(len(costs)):
-        row, highest = value[p], -np.inf
+        row, cost = value[p], costs[p]
+        finishing = cost.copy()  # the cheapest round with this share or a larger one
+        for k in range(len(cost) - 2, -1, -1):
+            finishing[k] = min(finishing[k], finishing[k + 1])
+        highest = least[p, 0] = finishing[0] if unfinished[0] == 0 else np.inf
         for i in range(len(row)):
-            best = np.inf
-            for k in range(costs.shape[1]):
-                total = costs[p, k]
-                if k < unfinished[i]:
-                    at = cell[i, k]
-                    total += row[at] + part[i, k] * (row[at + 1] - row[at])
-                best = min(best, total)
-            highest = max(highest, best)
+            best, far = ceiling[p, i], 0
+            while i > 0 and far < unfinished[i] and cell[i, far] >= i - 1:
+                room = 0.0 if cell[i, far] >= i else 1.0 - part[i, far]
+                best = min(best, row[i - 1] + cost[far] / max(room, 1e-12))
+                far += 1
+            first = _least(cell[i], part[i], far, unfinished[i], cost, row)
+            if i > 0:
+                row[i] = max(min(best, first), row[i - 1])
+            first = min(first, _least(cell[i], part[i], 0, far, cost, row))
+            if unfinished[i] < len(cost):
+                first = min(first, finishing[unfinished[i]])
+            highest = max(highest, first) if i > 0 else first
             least[p, i] = highest
     return least
+
+
+@compiled
+def _least(cell: Ints, part: Floats, begin: int, end: int, cost: Floats, row: Floats) -> float:
+    """Of some rounds from one point: the least of (round + what is left after it)."""
+    best = np.inf
+    for k in range(begin, end):
+        at = cell[k]
+        best = min(best, cost[k] + row[at] + part[k] * (row[at + 1] - row[at]))
+    return best
 
 
 @compiled

@@ -63,6 +63,30 @@ def left_at(grid: Floats, row: Floats, loss: float) -> float:
 
 
 @compiled
+def best_for_its_gain(
+    shape: tuple[bool, float, float],
+    loss: float,
+    share: Floats,
+    asymptote: Floats,
+    cost: Floats,
+    fee: float,
+    here: float,
+    grid: Floats,
+    row: Floats,
+) -> tuple[int, float, float]:
+    """The round that costs least for what it takes off `here`, what is left to pay, that ratio, and the loss
+    after it; -1 if none takes anything off. `shape`: of the curve, as in `after_round`."""
+    power, pace, exponent = shape
+    best, least, best_after = -1, np.inf, loss
+    for k in range(len(share)):
+        after = after_round(power, pace, exponent, loss, share[k], asymptote[k])
+        left = left_at(grid, row, after)
+        if here > left and (cost[k] + fee) / (here - left) < least:
+            best, least, best_after = k, (cost[k] + fee) / (here - left), after
+    return best, least, best_after
+
+
+@compiled
 def best_price(
     grid: Floats,
     value: Floats,
@@ -135,17 +159,20 @@ def follow(
             if first[target, price] < 0:
                 versions[0], prices[0] = target, price
                 return -2, versions, prices, places, starts, ends, losses
-            row = value[target, price]
-            found, ratio, after_found = -1, np.inf, loss
-            for k in range(first[target, price], last[target, price]):
-                after = after_round(
-                    power[target], pace[target], exponent[target], loss + jump, share[k], asymptote[k]
-                )
-                left = left_at(grid, row, after)
-                if here > left and (cost[k] + fee) / (here - left) < ratio:
-                    found, ratio, after_found = k, (cost[k] + fee) / (here - left), after
+            begin, end = first[target, price], last[target, price]
+            found, ratio, after_found = best_for_its_gain(
+                (power[target], pace[target], exponent[target]),
+                loss + jump,
+                share[begin:end],
+                asymptote[begin:end],
+                cost[begin:end],
+                fee,
+                here,
+                grid,
+                value[target, price],
+            )
             if found >= 0 and (best < 0 or ratio < best_ratio):
-                best, best_ratio, best_version = found, ratio, target
+                best, best_ratio, best_version = begin + found, ratio, target
                 best_start, best_loss = clock + wait, after_found
         if best < 0 or best_start + time_s[best] > time_limit:
             return -1, versions, prices, places, starts, ends, losses
