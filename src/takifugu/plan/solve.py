@@ -202,7 +202,7 @@ class Solver(PhaseRungs):
                 self._simple()
             come_and_go = self.attendance is not None and not self.complete and not large
             if come_and_go and not self._promising(priced, CLEARLY):
-                self._led_by_phases(priced, LOOKS[number])
+                self._led_by_phases(priced, LOOKS[number], (WIDE_SWEEP,) if number else (SWEEP,))
             if self.plan is not None and not self.thorough:
                 self._certify(terrain, priced, fine // 2)
                 return True

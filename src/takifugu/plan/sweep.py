@@ -97,8 +97,8 @@ class Sweep:
         root = start * self.times
         self.clock[root], self.loss[root] = problem.start_time_s, problem.start_loss
         self.parent[root] = -1
-        here = (x[root : root + 1] for x in (self.loss, self.clock, self.rounds))
-        self.rank[root] = self._to_go(start, *here)[0]
+        one = slice(root, root + 1)
+        self.rank[root] = self._to_go(start, self.loss[one], self.clock[one], self.rounds[one])[0]
         per_bucket = self.slices * versions * self.times
         for bucket in range(self.buckets + 1):
             cells = bucket * per_bucket + np.arange(per_bucket)
@@ -150,7 +150,7 @@ class Sweep:
             self._rounds(base, target, bucket)
 
     def _rounds(self, base: _Batch, target: int, bucket: int) -> None:
-        from takifugu.plan.compiled import sweeps
+        from takifugu.plan.compiled import sweeps as loop
 
         problem, menu = self.problem, self._menus[target]
         if menu is None:
@@ -163,18 +163,25 @@ class Sweep:
             problem.loss_limit,
             np.inf if problem.max_rounds is None else float(problem.max_rounds),
         )
-        least = (self.guide.least_time, self.guide.least_rounds)
-        rows = (x for p in least for x in (p.grid, np.ascontiguousarray(p.value[target])))
+        guide = self.guide
+        least: sweeps.Least = (
+            guide.least_time.grid,
+            np.ascontiguousarray(guide.least_time.value[target]),
+            guide.least_rounds.grid,
+            np.ascontiguousarray(guide.least_rounds.value[target]),
+            guide.time_limit,
+            guide.rounds_limit,
+        )
         prices = self.progress.prices
         progress = (self.progress.grid, np.ascontiguousarray(self.progress.value[target]))
-        energy, label, option = sweeps.expand(
+        energy, label, option = loop.expand(
             labels,
             menu.columns,
             menu.formula,
             menu.tables(base.loss),
             (*progress, float(prices.per_second), float(prices.per_round), self._whole),
             self._ranks,
-            (*rows, self.guide.time_limit, self.guide.rounds_limit),
+            least,
             (self.rank, self.energy, self.clock, self.loss, self.rounds, self.parent, self.option),
             (self.buckets, self.slices, len(problem.versions), self.times, bucket, target),
             limits,
@@ -190,9 +197,9 @@ class Sweep:
 
     def _to_go(self, version: int, loss: Floats, clock: Floats, rounds: Ints) -> Floats:
         """[label]: what is left to pay, some of the time and of the rounds held back."""
-        from takifugu.plan.compiled import sweeps
+        from takifugu.plan.compiled import sweeps as loop
 
-        return sweeps.ranked(self._ranks, version, loss, clock, rounds.astype(float), self.caution)
+        return loop.ranked(self._ranks, version, loss, clock, rounds.astype(float), self.caution)
 
 
 def _binned(share: Floats) -> tuple[Floats, Ints]:
