@@ -31,7 +31,7 @@ from takifugu.plan.values import Terrain, Values
 Width = tuple[int, int, float]
 """Of a sweep: buckets, labels in each, and what it holds back"""
 SWEEP: Width = (300, 8, 0.003)
-WIDE_SWEEP: Width = (900, 24, 0.003)
+WIDE_SWEEP: Width = (600, 24, 0.003)
 PHASES_GAIN = 1.002
 """By how much phases must raise the estimate of the least energy to be worth a certificate."""
 CLEARLY = 0.6
@@ -159,7 +159,9 @@ class PhaseRungs(Parts, ABC):
         self.by_phases = not self.complete
         if not self.complete and not self._near(estimate_j, CLEARLY):
             self._sweep_along(terrain, values, priced, look.sweeps[0])
-            if not self._near(estimate_j, 1.0):  # one that does not know who is there when may do better
+            if not self._near(
+                estimate_j, 2.0 if self.fleet.mix is None else 1.0
+            ):  # one that does not know who is there when may do better
                 self._sweep_along(None, values, priced, look.sweeps[0])
         # What cannot do is left to the closer look; where labels make that slow it may not come to an end.
         if look.first and not self._near(estimate_j, 1.0 if self.fleet.mix is None else 2.0):
@@ -185,7 +187,8 @@ class PhaseRungs(Parts, ABC):
     def _spread(self, priced: Priced, look: Look, rounds: Sequence[float] = DEARER_ROUNDS) -> list[Prices]:
         known_j = priced.energy_j if self.plan is None else self.plan.energy_j
         span = self.problem.time_limit - self.problem.start_time_s
-        best = priced.values.prices[priced.best]
+        # Label prices follow the plan, and the best prices of time and rounds follow them.
+        best = self.prices if self.fleet.mix is None else priced.values.prices[priced.best]
         rate = best.per_second or 0.3 * known_j / max(span, 1e-9)
         rates = rate * np.geomspace(1.0 / look.range, look.range, look.rates)
         return spread(rates, best.per_round, rounds)
