@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from takifugu.plan.curves import Floats
 from takifugu.plan.potentials import Landscape, Potential, Prices
+
+if TYPE_CHECKING:
+    from takifugu.plan.compiled import sweeps
 
 Ints = NDArray[np.int64]
 
@@ -50,6 +54,13 @@ class Guide:
         assert all(np.array_equal(p.grid, grid) for p in self.potentials)
         versions = range(len(self.potentials[0].value))
         return [(grid, np.stack([p.value[v] for p in self.potentials], axis=1)) for v in versions]
+
+    @property
+    def laid_out(self) -> sweeps.Ranks:
+        """As sweeps read it: one phase, all the time there is."""
+        value = np.stack([np.ascontiguousarray(value) for _, value in self._stacked])[None]
+        prices = (self._per_second, self._per_round, self.rounds_limit)
+        return np.array([self.time_limit]), np.zeros(1), self._stacked[0][0], value, *prices
 
     @cached_property
     def _per_second(self) -> Floats:
@@ -92,6 +103,12 @@ class PhasedGuide(Guide):
             at_end = replace(guide, time_limit=until)
             found[here] = at_end.energy_to_go(version, loss[here], clock[here], rounds[here], caution)
         return found
+
+    @property
+    def laid_out(self) -> sweeps.Ranks:
+        rows = [guide.laid_out for *_, guide in self.phases]
+        ends, over_s = (np.array([row[k] for row in self.phases]) for k in (0, 1))
+        return ends, over_s, rows[0][2], np.concatenate([row[3] for row in rows]), *rows[0][4:]
 
 
 @dataclass(frozen=True)

@@ -83,11 +83,6 @@ class Parts:
         return found
 
     @cached_property
-    def few_multipliers(self) -> Floats:
-        """Those that suit a plan, once there is one; for bounds that cannot afford more."""
-        return self.multipliers
-
-    @cached_property
     def prices(self) -> Prices:
         """The best prices of time and rounds (where labels count, their multipliers find them)."""
         return search(Terrain(self.problem, self.offers, 200, self.check))
@@ -108,8 +103,7 @@ class Parts:
         if self.fleet.mix is not None and plan is not None:
             count = Counter((d.version, tuple(sorted(d.used.items()))) for d in plan.decisions)
             rounds = [(version, dict(used)) for (version, used), _ in count.most_common(_SHARPENED)]
-            self.few_multipliers = relaxation.used_multipliers(self.fleet, self.multipliers[:1], rounds)
-            self.multipliers = np.unique(np.concatenate([self.multipliers, self.few_multipliers]), axis=0)
+            self.multipliers = relaxation.used_multipliers(self.fleet, self.multipliers, rounds)
         favoured_s = self.favoured_s  # by the offers there are so far: prices need no finer ones
         self.points = points
         self.offers = self.relaxed(self.multipliers, favoured_s=favoured_s)
@@ -217,8 +211,10 @@ class Parts:
 
     def family_options(self, bins: int) -> list[Options | None]:
         """A thinned family: the more bins, the more node sets. With windows, also of those who are there at
-        some moments."""
-        prices = self.prices
+        some moments. Remembered as long as prices stay as they are."""
+        prices, key = self.prices, (bins, self.prices)
+        if key in self._family_options:
+            return self._family_options[key]
         options: list[Options | None] = []
         for version, family in enumerate(self.families):
             found = [] if family is None else [family]
@@ -237,7 +233,12 @@ class Parts:
                 rows = families.thin(one, times, prices.per_round, bins)
                 parts.append(families.family_options(self.fleet, one, rows))
             options.append(joined(parts) if parts else None)
+        self._family_options[key] = options
         return options
+
+    @cached_property
+    def _family_options(self) -> dict[tuple[int, Prices], list[Options | None]]:
+        return {}
 
     def quick_options(self) -> list[Options | None]:
         """For speed alone: at each round time the sets with the most effective data."""

@@ -130,7 +130,9 @@ class PhaseRungs(Parts, ABC):
         if self.prices.per_round:  # then there are many prices already
             look = replace(look, rates=max(look.rates // 4, 9))
         prices = self._spread(priced, look, _ROUNDS)
-        phases = Phases.of(self.problem, self.rounds_of, look.phases if look.first else 2 * look.phases)
+        # Where labels count, the rounds of a phase take long to find: those that a bound needs must do.
+        few = look.first or self.fleet.mix is not None
+        phases = Phases.of(self.problem, self.rounds_of, look.phases if few else 2 * look.phases)
         if len(phases) == 1:
             return
         terrain = PhasedTerrain(phases, self.offers, prices, 150, self.check, taxed=False)
@@ -168,7 +170,9 @@ class PhaseRungs(Parts, ABC):
         self.by_phases = not self.complete
         if not self.complete and not self._near(estimate_j, CLEARLY):
             self._sweep_along(terrain, values, priced, look.sweeps[0])
-            if not self._near(estimate_j, 2.0):  # one that does not know who is there when may do better
+            if not self._near(
+                estimate_j, 2.0 if self.fleet.mix is None else 1.0
+            ):  # one that does not know who is there when may do better
                 self._sweep_along(None, values, priced, look.sweeps[0])
         # What cannot do is left to the closer look; where labels make that slow it may not come to an end.
         if look.first and not self._near(estimate_j, 1.0 if self.fleet.mix is None else 2.0):
@@ -197,9 +201,11 @@ class PhaseRungs(Parts, ABC):
     def _spread(self, priced: Priced, look: Look, rounds: Sequence[float] = DEARER_ROUNDS) -> list[Prices]:
         known_j = priced.energy_j if self.plan is None else self.plan.energy_j
         span = self.problem.time_limit - self.problem.start_time_s
-        rate = self.prices.per_second or 0.3 * known_j / max(span, 1e-9)
+        # Label prices follow the plan, and the best prices of time and rounds follow them.
+        best = self.prices if self.fleet.mix is None else priced.values.prices[priced.best]
+        rate = best.per_second or 0.3 * known_j / max(span, 1e-9)
         rates = rate * np.geomspace(1.0 / look.range, look.range, look.rates)
-        return spread(rates, self.prices.per_round, rounds)
+        return spread(rates, best.per_round, rounds)
 
     def _sweep_along(
         self, terrain: PhasedTerrain | None, values: Sequence[Values], priced: Priced, width: Width
@@ -215,12 +221,12 @@ class PhaseRungs(Parts, ABC):
     def rounds_of(self, present: NDArray[np.bool_]) -> list[relaxation.Offers | None]:
         """[version]: rounds of those who are there, relaxed or all there are; remembered as long as label
         prices stay as they are."""
-        key = (present.tobytes(), self.few_multipliers.tobytes())
+        key = (present.tobytes(), self.multipliers.tobytes())
         if key not in self._rounds and self.complete:
             listed = [self.listed(v, present) for v in self.versions]
             self._rounds[key] = [None if o is None else relaxation.exact_offers(o) for o in listed]
         elif key not in self._rounds:
-            self._rounds[key] = self.relaxed(self.few_multipliers, present, points=relaxation.SHARES)
+            self._rounds[key] = self.relaxed(self.multipliers, present, points=relaxation.SHARES)
         return self._rounds[key]
 
     @cached_property

@@ -201,7 +201,9 @@ class Solver(PhaseRungs):
                 self._simple()
             come_and_go = self.attendance is not None and not self.complete and not large
             if come_and_go and not self._promising(priced, CLEARLY):
-                self._led_by_phases(priced, LOOKS[number])
+                # With labels, sweeps need values at many prices: those of the bound are too few.
+                sweeps = () if self.fleet.mix is None else LOOKS[number].sweeps
+                self._led_by_phases(priced, LOOKS[number], sweeps)
             if self.plan is not None and not self.thorough:
                 self._certify(terrain, priced, fine // 2)
                 return True

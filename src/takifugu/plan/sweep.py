@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from takifugu.plan.bounds import Guide, Ints
-from takifugu.plan.curves import Floats
+from takifugu.plan.curves import Curve, Exponential, Floats, Power
 from takifugu.plan.options import Options
 from takifugu.plan.plan import Decision
 from takifugu.plan.potentials import Potential
@@ -22,8 +23,13 @@ from takifugu.plan.problem import Problem
 from takifugu.plan.search import Found
 from takifugu.plan.ways import start_table
 
+if TYPE_CHECKING:
+    from takifugu.plan.compiled import sweeps
+
 _SWITCH_REGRET = 0.02
 """A switch is tried only where the bounds see at most this relative loss in it."""
+_BIN = 0.01
+"""Shares this close together are one to a first look at options."""
 
 
 @dataclass
@@ -62,6 +68,8 @@ class Sweep:
     """Finer cells of progress within each bucket."""
     caution: float = 0.003
     """The part of the time and rounds left that ranking holds back, so as not to run out of either."""
+    regret: float = 0.3
+    """Options are looked at that cost so much more than the best one for what they take off the rest."""
     known_j: float = np.inf
     check: Callable[[], None] = field(default=lambda: None)
     observe: Callable[[Sweep, Ints], None] | None = None
@@ -70,14 +78,16 @@ class Sweep:
     def run(self) -> Found:
         problem = self.problem
         self.found = Found()
-        limits = (self.guide.least_time, self.guide.least_rounds)
-        self._along = Guide((self.progress,), *limits, self.guide.time_limit, self.guide.rounds_limit)
         versions = len(problem.versions)
         size = (self.buckets + 1) * self.slices * versions * self.times
         self.energy, self.clock, self.loss = np.zeros(size), np.zeros(size), np.zeros(size)
         self.rank = np.full(size, np.inf)
         self.rounds, self.parent, self.option = (np.zeros(size, dtype=np.int64) for _ in range(3))
-        self._starts = [None if o is None else start_table(o) for o in self.options]
+        curves = [v.curve for v in problem.versions]
+        pairs = zip(self.options, curves, strict=True)
+        self._menus = [None if o is None or not len(o) else _Menu.of(o, curve) for o, curve in pairs]
+        self._ranks = self.guide.laid_out
+        self._first = np.zeros(len(self._ranks[0]), dtype=np.int64)
         self._from: list[list[tuple[int, float, float, float]]] = [[] for _ in range(versions)]
         for s in problem.switches:
             row = (problem.version_index[s.target], s.energy_j, s.time_s, s.loss_jump)
@@ -87,8 +97,8 @@ class Sweep:
         root = start * self.times
         self.clock[root], self.loss[root] = problem.start_time_s, problem.start_loss
         self.parent[root] = -1
-        here = (self.loss[root : root + 1], self.clock[root : root + 1])
-        self.rank[root] = self.guide.energy_to_go(start, *here, 0, self.caution)[0]
+        one = slice(root, root + 1)
+        self.rank[root] = self._to_go(start, self.loss[one], self.clock[one], self.rounds[one])[0]
         per_bucket = self.slices * versions * self.times
         for bucket in range(self.buckets + 1):
             cells = bucket * per_bucket + np.arange(per_bucket)
@@ -129,7 +139,7 @@ class Sweep:
             bases.setdefault(int(v), []).append(stay)
             for target, energy_j, time_s, jump in self._from[int(v)]:
                 loss, clock, energy = stay.loss + jump, stay.clock + time_s, stay.energy + energy_j
-                rank = energy + self.guide.energy_to_go(target, loss, clock, stay.rounds, self.caution)
+                rank = energy + self._to_go(target, loss, clock, stay.rounds)
                 rows = np.flatnonzero(rank <= stay.rank * (1 + _SWITCH_REGRET) + 1e-12 * self._whole)
                 if len(rows):
                     moved = _Batch(stay.cell, energy, clock, loss, stay.rounds, rank)
@@ -140,54 +150,95 @@ class Sweep:
             self._rounds(base, target, bucket)
 
     def _rounds(self, base: _Batch, target: int, bucket: int) -> None:
-        from takifugu.plan.compiled import sets
+        from takifugu.plan.compiled import sweeps as loop
 
-        problem, options = self.problem, self.options[target]
-        if options is None or not len(options):
+        problem, menu = self.problem, self._menus[target]
+        if menu is None:
             return
-        table = self._starts[target]
-        start = base.clock[:, None] if table is None else sets.earliest_starts(base.clock, *table)
-        clock = start + options.time_s[None, :]
-        loss = problem.versions[target].curve.step(base.loss[:, None], options.share[None, :])
-        energy = base.energy[:, None] + options.energy_j[None, :]
-        fine = (clock <= problem.time_limit) & (energy < self.cutoff)
-        if problem.max_rounds is not None:
-            fine &= (base.rounds < problem.max_rounds)[:, None]
-        done = fine & (loss <= problem.loss_limit)
-        if done.any():
-            self._arrive(base, options, np.where(done, energy, np.inf), target)
-            fine &= ~done
-        left = self.progress.at(target, loss)
-        fine_place = ((1.0 - left / self._whole) * (self.buckets * self.slices)).astype(np.int64)
-        place = np.minimum(fine_place, (self.buckets + 1) * self.slices - 1)
-        # Children must come forward by a bucket, so that a bucket is final when its turn comes.
-        label, option = np.nonzero(fine & (place >= (bucket + 1) * self.slices))
-        if not len(label):
-            return
-        place, loss, clock, energy = (x[label, option] for x in (place, loss, clock, energy))
-        rounds = base.rounds[label] + 1
-        span = max(problem.deadline_s - problem.start_time_s, 1e-12)
-        hour = ((clock - problem.start_time_s) / span * self.times).astype(np.int64)
-        cell = (place * len(problem.versions) + target) * self.times + np.clip(hour, 0, self.times - 1)
-        to_beat = np.minimum(self.rank[cell], self.cutoff * (1 + self.caution))
-        # Most lose already at one price: only the others are ranked at all of them.
-        hope = energy + self._along.energy_to_go(target, loss, clock, rounds, self.caution) < to_beat
-        label, option, loss, clock, energy, rounds, cell, to_beat = (
-            x[hope] for x in (label, option, loss, clock, energy, rounds, cell, to_beat)
+        labels = (base.cell, base.energy, base.clock, base.loss, base.rounds.astype(float))
+        limits = (
+            problem.start_time_s,
+            problem.time_limit,
+            problem.deadline_s,
+            problem.loss_limit,
+            np.inf if problem.max_rounds is None else float(problem.max_rounds),
         )
-        rank = energy + self.guide.energy_to_go(target, loss, clock, rounds, self.caution)
-        rank[self.guide.hopeless(target, loss, clock, rounds)] = np.inf
-        better = np.flatnonzero(rank < to_beat)
-        order = better[np.lexsort((rank[better], cell[better]))]
-        rows = order[np.concatenate([[True], np.diff(cell[order]) > 0])] if len(order) else order
-        at = cell[rows]
-        self.rank[at], self.energy[at], self.clock[at] = rank[rows], energy[rows], clock[rows]
-        self.loss[at], self.rounds[at] = loss[rows], rounds[rows]
-        self.parent[at], self.option[at] = base.cell[label[rows]], option[rows]
+        guide = self.guide
+        least: sweeps.Least = (
+            guide.least_time.grid,
+            np.ascontiguousarray(guide.least_time.value[target]),
+            guide.least_rounds.grid,
+            np.ascontiguousarray(guide.least_rounds.value[target]),
+            guide.time_limit,
+            guide.rounds_limit,
+        )
+        prices = self.progress.prices
+        progress = (self.progress.grid, np.ascontiguousarray(self.progress.value[target]))
+        energy, label, option = loop.expand(
+            labels,
+            menu.columns,
+            menu.formula,
+            menu.tables(base.loss),
+            (*progress, float(prices.per_second), float(prices.per_round), self._whole),
+            self._ranks,
+            least,
+            (self.rank, self.energy, self.clock, self.loss, self.rounds, self.parent, self.option),
+            (self.buckets, self.slices, len(problem.versions), self.times, bucket, target),
+            limits,
+            self.caution,
+            self.cutoff,
+            self.regret,
+            self._first,
+        )
+        if label >= 0:
+            used = menu.options.used(option)
+            self.found.energy_j = energy
+            self.found.decisions = (*self.path(int(base.cell[label])), Decision(target, used))
 
-    def _arrive(self, base: _Batch, options: Options, energy: Floats, target: int) -> None:
-        label, option = divmod(int(energy.argmin()), len(options))
-        best = float(energy[label, option])
-        if best < self.cutoff:
-            self.found.energy_j = best
-            self.found.decisions = (*self.path(int(base.cell[label])), Decision(target, options.used(option)))
+    def _to_go(self, version: int, loss: Floats, clock: Floats, rounds: Ints) -> Floats:
+        """[label]: what is left to pay, some of the time and of the rounds held back."""
+        from takifugu.plan.compiled import sweeps as loop
+
+        return loop.ranked(self._ranks, version, loss, clock, rounds.astype(float), self.caution)
+
+
+def _binned(share: Floats) -> tuple[Floats, Ints]:
+    """The largest share of each bin, and every share's bin."""
+    _, bin_of = np.unique(np.floor(np.log(np.maximum(share, 1e-9)) / _BIN), return_inverse=True)
+    top = np.zeros(int(bin_of.max()) + 1)
+    np.maximum.at(top, bin_of, share)
+    return top, bin_of
+
+
+@dataclass(frozen=True)
+class _Menu:
+    """A version's options as the compiled loop reads them."""
+
+    options: Options
+    curve: Curve
+    columns: sweeps.Options
+    formula: sweeps.Curve
+
+    @classmethod
+    def of(cls, options: Options, curve: Curve) -> _Menu:
+        share = options.share
+        bins, place = _binned(share)
+        known = type(curve) in (Exponential, Power)
+        lowest = [curve.asymptote(x) if known else np.zeros(len(x)) for x in (share, bins)]  # type: ignore[attr-defined]
+        always = (np.zeros((len(share), 0)), np.zeros((len(share), 0)))
+        opens, closes = start_table(options) or always
+        columns = (options.energy_j, options.time_s, share, lowest[0], opens, closes, place, bins, lowest[1])
+        formula = (known, False, 0.0, 1.0)
+        if type(curve) is Exponential:
+            formula = (True, False, float(curve.rate), 1.0)
+        elif type(curve) is Power:
+            formula = (True, True, float(curve.scale), float(curve.exponent))
+        return cls(options, curve, columns, formula)
+
+    def tables(self, loss: Floats) -> sweeps.Tables:
+        """[loss, option] and [loss, bin]: where rounds lead, if there is no formula for it."""
+        if self.formula[0]:
+            return np.zeros((0, 0)), np.zeros((0, 0))
+        rows = (np.ascontiguousarray(x) for x in (self.options.share, self.columns[7]))
+        one, other = (np.ascontiguousarray(self.curve.step(loss[:, None], x[None, :])) for x in rows)
+        return one, other

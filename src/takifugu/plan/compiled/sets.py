@@ -50,6 +50,17 @@ def sort_by(key: Floats, count: int, order: Ints, spare: Ints) -> None:
 
 
 @compiled
+def insert_by(key: Floats, order: Ints, count: int) -> None:
+    """Sorts the first of `order` by rising key; quick where they nearly are."""
+    for k in range(1, count):
+        i, at = order[k], k
+        while at > 0 and key[order[at - 1]] > key[i]:
+            order[at] = order[at - 1]
+            at -= 1
+        order[at] = i
+
+
+@compiled
 def knapsacks(
     crowd: Crowd,
     weights: Floats,
@@ -64,27 +75,35 @@ def knapsacks(
     tangent, left = np.zeros((len(low_s), steps)), np.zeros((len(low_s), steps))
     which = np.zeros((len(low_s), steps), np.int64)
     who, level = np.empty(nodes, np.int64), np.empty(nodes, np.int64)
-    order, spare = np.empty(nodes, np.int64), np.empty(nodes, np.int64)
-    amount, joules = np.empty(nodes), np.empty(nodes)
-    ratio, worth = np.empty(nodes), np.empty(nodes)
+    amount, joules, ratio = np.empty(nodes), np.empty(nodes), np.empty(nodes)
     reach, spent, slope = np.zeros(nodes + 1), np.zeros(nodes + 1), np.empty(nodes + 1)
+    # A longer threshold changes few nodes: the order of the one before is nearly right.
+    orders, inside, known = np.empty((count_z, nodes), np.int64), np.zeros(nodes, np.bool_), 0
     for row in range(len(low_s)):
         count = who_fits(level_s, high_s[row], who, level)
+        if count < known or (row and high_s[row] < high_s[row - 1]):
+            inside[:], known = False, 0
+        added = known
         for j in range(count):
             i = who[j]
-            amount[j] = levels[i, level[j]]
+            amount[i] = levels[i, level[j]]
             idle = idle_w[i] * max(low_s[row] - level_s[i, level[j]], 0.0)
-            joules[j] = fixed_j[i] + sample_j[i] * amount[j] + idle
+            joules[i] = fixed_j[i] + sample_j[i] * amount[i] + idle
+            if not inside[i]:
+                inside[i] = True
+                orders[:, added] = i
+                added += 1
         for z in range(count_z):
-            for j in range(count):
-                worth[j] = weights[z, who[j]] * amount[j]
-                ratio[j] = joules[j] / worth[j]
-            sort_by(ratio, count, order, spare)
+            order = orders[z]
             for k in range(count):
-                j = order[k]
-                slope[k] = ratio[j]
-                reach[k + 1] = reach[k] + worth[j]
-                spent[k + 1] = spent[k] + joules[j]
+                i = order[k]
+                ratio[i] = joules[i] / (weights[z, i] * amount[i])
+            insert_by(ratio, order, count)
+            for k in range(count):
+                i = order[k]
+                slope[k] = ratio[i]
+                reach[k + 1] = reach[k] + weights[z, i] * amount[i]
+                spent[k + 1] = spent[k] + joules[i]
             slope[count] = np.inf
             # A share just above the last reach is rounding, not impossibility.
             end = reach[count] * (1 - 1e-12)
@@ -102,6 +121,7 @@ def knapsacks(
                     tangent[row, g], which[row, g] = there, z
                 left[row, g] = max(left[row, g], here)
                 before = shares[g]
+        known = count
     return tangent, left, which
 
 
