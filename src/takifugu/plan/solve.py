@@ -43,6 +43,8 @@ ENOUGH, CAREFUL = 1.001, 0.003
 """A plan this close to the estimate of the least energy is not improved by more caution; from so much caution
 on, half of the tolerance will do."""
 LARGE_FLEET, MANY = 2000, 200
+"""From so many nodes on only what grows slowly with them is tried; and where they come and go, baselines come
+first, so that there is a plan in time."""
 _SPLITS, _PIECES = 2, 4
 """On large fleets, how often merged round times that matter are split, and in how many."""
 PASSES = ((300, 400, 800), (700, 1000, 1600))
