@@ -170,9 +170,8 @@ class PhaseRungs(Parts, ABC):
         self.by_phases = not self.complete
         if not self.complete and not self._near(estimate_j, CLEARLY):
             self._sweep_along(terrain, values, priced, look.sweeps[0])
-            if not self._near(
-                estimate_j, 2.0 if self.fleet.mix is None else 1.0
-            ):  # one that does not know who is there when may do better
+            # One that does not know who is there when may do better.
+            if not self._near(estimate_j, 2.0 if self.fleet.mix is None else 1.0):
                 self._sweep_along(None, values, priced, look.sweeps[0])
         # What cannot do is left to the closer look; where labels make that slow it may not come to an end.
         if look.first and not self._near(estimate_j, 1.0 if self.fleet.mix is None else 2.0):
