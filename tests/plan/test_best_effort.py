@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from generator import small_problem
 
-from takifugu.plan.baselines import BASELINES, Bench, _best_fixed, _fixed, best_effort, run_baselines
+from takifugu.plan.baselines import BASELINES, _best_fixed, _fixed, best_effort, run_baselines
+from takifugu.plan.bench import Bench
 from takifugu.plan.fleet import Fleet
 from takifugu.plan.problem import Problem
 from takifugu.plan.verify import verify

@@ -11,7 +11,8 @@ from functools import cached_property
 from typing import Any
 
 from takifugu.errors import ProblemError, UsageError, near_misses
-from takifugu.plan.baselines import BASELINES, MOST_COHORTS, best_effort
+from takifugu.plan.baselines import BASELINES, best_effort
+from takifugu.plan.bench import MOST_COHORTS
 from takifugu.plan.plan import FORMAT, Decision, Plan, Round, meets_limits, replay
 from takifugu.plan.problem import Problem
 
