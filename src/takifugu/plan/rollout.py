@@ -291,16 +291,19 @@ class Ready:
         from takifugu.plan.compiled import trails
 
         problem, clock, cap = posts.problem, posts.problem.start_time_s, posts.problem.max_rounds
+        most = min(cap or _MOST_ROUNDS, _MOST_ROUNDS)
+        version, price, place = (np.zeros(most, dtype=np.int64) for _ in range(3))
+        start_s, end_s, loss = (np.zeros(most) for _ in range(3))
+        here, count = (problem.version_index[problem.start_version], problem.start_loss, clock), 0
         while True:
-            count, version, price, place, start_s, end_s, loss = trails.follow(
-                problem.version_index[problem.start_version],
-                problem.start_loss,
-                clock,
+            how, count, *missing = trails.follow(
+                count,
+                *here,
+                (version, price, place, start_s, end_s, loss),
                 problem.loss_limit,
                 problem.time_limit,
                 clock + (problem.time_limit - clock) * (1.0 - caution),
                 np.inf if cap is None else cap * (1.0 - caution),
-                min(cap or _MOST_ROUNDS, _MOST_ROUNDS),
                 posts.values.grids[0],
                 self.value,
                 posts._per_second,
@@ -310,10 +313,12 @@ class Ready:
                 self.shapes,
                 _SWITCH_REGRET,
             )
-            if count > -2:
+            if how > -2:
                 break
-            self._lay_out(posts, int(version[0]), int(price[0]))
-        if count < 0:
+            self._lay_out(posts, *missing)
+            if count:
+                here = (int(version[count - 1]), float(loss[count - 1]), float(end_s[count - 1]))
+        if how < 0:
             return None
         switches = {(s.source, s.target): s.energy_j for s in problem.switches}
         rounds, energy, before = [], 0.0, problem.start_version

@@ -110,16 +110,21 @@ def best_price(
     return best
 
 
+Steps = tuple[Ints, Ints, Ints, Floats, Floats, Floats]
+"""[round]: its version, price, place in the menus, start, end and loss."""
+
+
 @compiled
 def follow(
+    count: int,
     version: int,
     loss: float,
     clock: float,
+    steps: Steps,
     loss_limit: float,
     time_limit: float,
     deadline_s: float,
     most_rounds: float,
-    most: int,
     grid: Floats,
     value: Floats,
     per_second: Floats,
@@ -128,21 +133,19 @@ def follow(
     menus: Menus,
     shapes: Shapes,
     regret: float,
-) -> tuple[int, Ints, Ints, Ints, Floats, Floats, Floats]:
-    """How many rounds there are (-1: stuck or late); of each its version, price, place in the menus, start,
-    end and loss. `value[version, price, point]`; `regret`: what a switch may cost more than staying, to be
-    looked at. Where a menu is not there yet (it begins at -1), -2; the first version and price say which."""
+) -> tuple[int, int, int, int]:
+    """Goes on from `count` rounds, which led here, and writes further ones down in `steps`. How it ended: 0
+    (there), -1 (stuck or late) or -2 (a menu is not there yet: it begins at -1); how many rounds there are
+    now; and the version and price whose menu is missing. `value[version, price, point]`; `regret`: what a
+    switch may cost more than staying, to be looked at."""
     begins, targets, energies, times, jumps = exits
     first, last, cost, share, asymptote, time_s = menus
     power, pace, exponent = shapes
+    versions, prices, places, starts, ends, losses = steps
     capped = bool(per_round.any())
-    versions, prices = np.empty(most, np.int64), np.empty(most, np.int64)
-    places = np.empty(most, np.int64)
-    starts, ends, losses = np.empty(most), np.empty(most), np.empty(most)
-    count = 0
     while loss > loss_limit:
-        if count >= most:
-            return -1, versions, prices, places, starts, ends, losses
+        if count >= len(versions):
+            return -1, count, 0, 0
         price = best_price(
             grid, value[version], per_second, per_round, capped, loss, deadline_s - clock, most_rounds - count
         )
@@ -157,8 +160,7 @@ def follow(
                 if left > here * (1 + regret):
                     continue
             if first[target, price] < 0:
-                versions[0], prices[0] = target, price
-                return -2, versions, prices, places, starts, ends, losses
+                return -2, count, target, price
             begin, end = first[target, price], last[target, price]
             found, ratio, after_found = best_for_its_gain(
                 (power[target], pace[target], exponent[target]),
@@ -175,11 +177,11 @@ def follow(
                 best, best_ratio, best_version = begin + found, ratio, target
                 best_start, best_loss = clock + wait, after_found
         if best < 0 or best_start + time_s[best] > time_limit:
-            return -1, versions, prices, places, starts, ends, losses
+            return -1, count, 0, 0
         if best_version == version and best_loss >= loss - 1e-12 * abs(loss):
-            return -1, versions, prices, places, starts, ends, losses
+            return -1, count, 0, 0
         version, loss, clock = best_version, best_loss, best_start + time_s[best]
         versions[count], prices[count], places[count] = version, price, best
         starts[count], ends[count], losses[count] = best_start, clock, loss
         count += 1
-    return count, versions, prices, places, starts, ends, losses
+    return 0, count, 0, 0
