@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from takifugu.plan.certificate_grid import bends, fine_grid, step_points, steps_in, that_matter
-from takifugu.plan.curves import Floats, SmoothCurve
+from takifugu.plan.curves import Floats, SmoothCurve, asymptotes, shape_of
 from takifugu.plan.potentials import ROUNDING, Prices
 from takifugu.plan.values import Arrivals, Charges, Terrain, Values, charges, merged, thinned, walk_up
 
@@ -278,11 +278,16 @@ def _split_gains(
 ) -> Floats:
     """The same bound for single pairs of cell and interval, both cut in pieces: each piece's largest share
     at the least cost on the line over the interval."""
+    from takifugu.plan.compiled import gain_bounds
+
     part = np.linspace(0.0, 1.0, _PIECES + 1)
-    low, high = close.low[interval, None], close.high[interval, None]
-    share = (low + (high - low) * part[1:])[:, None, :]
-    left, right = close.left[interval, None], close.right[interval, None]
-    cost = (left + (right - left) * part[:-1])[:, None, :]
+    shares = close.low[:, None] + (close.high - close.low)[:, None] * part[1:]
+    costs = close.left[:, None] + (close.right - close.left)[:, None] * part[:-1]
+    shape = shape_of(curve)
+    if shape is not None:
+        tables = (slopes.floor, slopes.roof, cell, interval, shares, asymptotes(curve, shares), costs)
+        return gain_bounds.split_ratios(shape, grid, np.ascontiguousarray(value), *tables)
+    share, cost = shares[interval, None, :], costs[interval, None, :]
     width = grid[cell + 1] - grid[cell]
     loss = (grid[cell, None] + width[:, None] * part)[:, :, None]
     here = (value[cell, None] + (value[cell + 1] - value[cell])[:, None] * part)[:, :, None]

@@ -212,3 +212,20 @@ CURVES: dict[str, type[Exponential] | type[Power]] = {c.kind: c for c in (Expone
 def make(kind: str, parameters: Mapping[str, Any]) -> Exponential | Power:
     """Builds a curve from the fields of a problem file."""
     return CURVES[kind](**{"data_gain": 0.0, "data_exponent": 0.5, **parameters})
+
+
+Shape = tuple[bool, float, float]
+"""How compiled loops know a curve: whether it is a power, its rate or scale, its exponent."""
+
+
+def shape_of(curve: Curve) -> Shape | None:
+    """Nothing, if it is neither of the two kinds."""
+    if type(curve) is Power:
+        return True, float(curve.scale), float(curve.exponent)
+    return (False, float(curve.rate), 1.0) if type(curve) is Exponential else None
+
+
+def asymptotes(curve: Curve, share: Floats) -> Floats:
+    """Of a curve that has a shape."""
+    assert isinstance(curve, Exponential | Power)
+    return curve.asymptote(share)

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from takifugu.plan.attendance import Attendance
-from takifugu.plan.curves import Curve, Exponential, Floats, Power
+from takifugu.plan.curves import Curve, Exponential, Floats, Power, shape_of
 from takifugu.plan.families import Family
 from takifugu.plan.plan import Decision
 from takifugu.plan.potentials import Prices
@@ -108,7 +108,7 @@ class Guideposts:
         # Without a cap rounds are free, and infinity times nothing is no number.
         self._per_round = np.array([p.per_round for p in self.values.prices])
         self._capped = bool(self._per_round.any())
-        self._shapes = [_shape(v.curve) for v in problem.versions]
+        self._shapes = [shape_of(v.curve) for v in problem.versions]
         if None not in self._shapes and self.attendance is None and not self.phases:
             self._quick = Ready.of(self)
 
@@ -247,13 +247,6 @@ class Guideposts:
             float(offer.family.energy_j[row]),
             after,
         )
-
-
-def _shape(curve: Curve) -> tuple[bool, float, float] | None:
-    """Whether it is a power, its rate or scale, its exponent; nothing if it is neither of the two kinds."""
-    if isinstance(curve, Power):
-        return True, float(curve.scale), float(curve.exponent)
-    return (False, float(curve.rate), 1.0) if isinstance(curve, Exponential) else None
 
 
 @dataclass

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from takifugu.plan.bounds import Guide, Ints
-from takifugu.plan.curves import Curve, Exponential, Floats, Power
+from takifugu.plan.curves import Curve, Floats, asymptotes, shape_of
 from takifugu.plan.options import Options
 from takifugu.plan.plan import Decision
 from takifugu.plan.potentials import Potential
@@ -223,16 +223,12 @@ class _Menu:
     def of(cls, options: Options, curve: Curve) -> _Menu:
         share = options.share
         bins, place = _binned(share)
-        known = type(curve) in (Exponential, Power)
-        lowest = [curve.asymptote(x) if known else np.zeros(len(x)) for x in (share, bins)]  # type: ignore[attr-defined]
+        shape = shape_of(curve)
+        lowest = [np.zeros(len(x)) if shape is None else asymptotes(curve, x) for x in (share, bins)]
         always = (np.zeros((len(share), 0)), np.zeros((len(share), 0)))
         opens, closes = start_table(options) or always
         columns = (options.energy_j, options.time_s, share, lowest[0], opens, closes, place, bins, lowest[1])
-        formula = (known, False, 0.0, 1.0)
-        if type(curve) is Exponential:
-            formula = (True, False, float(curve.rate), 1.0)
-        elif type(curve) is Power:
-            formula = (True, True, float(curve.scale), float(curve.exponent))
+        formula = (shape is not None, *(shape or (False, 0.0, 1.0)))
         return cls(options, curve, columns, formula)
 
     def tables(self, loss: Floats) -> sweeps.Tables:

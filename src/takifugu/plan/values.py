@@ -19,7 +19,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from takifugu.plan.curves import Exponential, Floats, Power, SmoothCurve
+from takifugu.plan.curves import Floats, SmoothCurve, asymptotes, shape_of
 from takifugu.plan.potentials import Landscape, Potential, Prices
 from takifugu.plan.problem import Problem
 from takifugu.plan.relaxation import Offers
@@ -109,13 +109,11 @@ def _after(curve: SmoothCurve, loss: Floats, share: Floats) -> Floats:
     """[loss, share]: the loss after a round."""
     from takifugu.plan.compiled import trails
 
+    shape = shape_of(curve)
+    if shape is None:
+        return np.minimum(curve.step(loss[:, None], share[None, :]), loss[:, None])
     with np.errstate(divide="ignore"):
-        if isinstance(curve, Exponential):
-            return trails.after_rounds(False, curve.rate, 1.0, loss, share, curve.asymptote(share))
-        if isinstance(curve, Power):
-            lowest = curve.asymptote(share)
-            return trails.after_rounds(True, curve.scale, curve.exponent, loss, share, lowest)
-    return np.minimum(curve.step(loss[:, None], share[None, :]), loss[:, None])
+        return trails.after_rounds(*shape, loss, share, asymptotes(curve, share))
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from takifugu.plan.compiled import compiled
+from takifugu.plan.compiled.paths import point_below
+from takifugu.plan.compiled.trails import after_round
 from takifugu.plan.curves import Floats
 
 Ints = NDArray[np.int64]
@@ -123,6 +125,53 @@ def gain_ratios(
             # A round is a flow: it gains at most (steepest slope on its way) x (speed at its start).
             best = np.fmin(best, steepest[i, k] * speed[i, k])
             ratio[i, k] = np.inf if np.isnan(best) else best
+    return ratio
+
+
+@compiled
+def split_ratios(
+    shape: tuple[bool, float, float],
+    grid: Floats,
+    value: Floats,
+    floor: Floats,
+    roof: Floats,
+    cell: Ints,
+    interval: Ints,
+    share: Floats,
+    asymptote: Floats,
+    cost: Floats,
+) -> Floats:
+    """[pair of cell and interval]: at least the largest gain per cost, both cut in pieces; of each interval
+    and piece the largest share (with its asymptote) and the least cost (`certificate._split_gains`)."""
+    power, pace, exponent = shape
+    pieces, last = share.shape[1], len(grid) - 2
+    ratio = np.zeros(len(cell))
+    left, place = np.empty(pieces + 1), np.empty(pieces + 1, np.int64)
+    below, here = np.empty(pieces + 1, np.bool_), np.empty(pieces + 1)
+    for j in range(len(cell)):
+        i, k = cell[j], interval[j]
+        width, rise = grid[i + 1] - grid[i], value[i + 1] - value[i]
+        for s in range(pieces):
+            for n in range(pieces + 1):
+                part = n / pieces
+                loss, here[n] = grid[i] + width * part, value[i] + rise * part
+                after = after_round(power, pace, exponent, loss, share[k, s], asymptote[k, s])
+                below[n] = after < grid[0]
+                at = place[n] = min(point_below(grid, after), last)
+                left[n] = 0.0
+                if after > grid[0]:
+                    slope = (value[at + 1] - value[at]) / (grid[at + 1] - grid[at])
+                    left[n] = value[at] + slope * (after - grid[at])
+            for n in range(pieces):
+                first = place[n]
+                final = max(place[n + 1], first)
+                least = 0.0 if below[n] else between(floor, first, final, True)
+                dip = (between(roof, first, final, False) - least) * (width / pieces) * 0.25
+                dip = min(dip, max(left[n + 1] - left[n], 0.0))
+                gain = max(here[n + 1] - left[n + 1], here[n] - left[n]) + dip
+                gain = min(gain, here[n + 1] - left[n])
+                if gain > 0.0:
+                    ratio[j] = max(ratio[j], gain / cost[k, s])
     return ratio
 
 
