@@ -96,6 +96,8 @@ def certify(
                 sound = smooth
             else:
                 sound, ratio = _sound(way, guess)
+                if look == 0 and close_look and smooth is None and sound[-1] < guess[-1] * (1 - lost):
+                    smooth = _sound(way, _flowing(way, limit, most_j))[0]  # quicker than a closer look
                 if smooth is not None:  # the higher of two is as sound as each of them
                     sound, _ = _sound(way, np.maximum(sound, smooth))
             if sound[-1] > highest:
