@@ -122,7 +122,9 @@ def test_pull_bounds_the_slope_in_data_and_rounds_are_concave_in_the_loss(curve:
     assert (middle >= ends - 1e-12).all()
 
 
-def test_steps_of_the_value_get_points_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_of_the_value_get_points_of_their_own_where_nothing_without_steps_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Two rounds matter near this target, a cheap one and, for a little more data, a much dearer one."""
     problem = instance(89)
     terrain = Terrain(problem, Parts(problem).offers, 150)
@@ -133,10 +135,13 @@ def test_steps_of_the_value_get_points_of_their_own(monkeypatch: pytest.MonkeyPa
     def of_the_third() -> float:
         return float(certify(terrain, values, 0, 4e5, cells).at(2, start)[0])
 
-    found, wanted = of_the_third(), float(values.at(2, start)[0])
-    assert found > 0.98 * wanted
+    wanted = float(values.at(2, start)[0])
     monkeypatch.setattr(certificate, "_LOOKS", 0)
+    assert of_the_third() > 0.98 * wanted  # what has no steps is nearly as high here
+    monkeypatch.setattr(certificate, "_flowing", lambda way, *_: np.zeros(len(way.arrivals.grid)))
     assert of_the_third() < 0.96 * wanted
+    monkeypatch.setattr(certificate, "_LOOKS", 3)
+    assert of_the_third() > 0.98 * wanted
 
 
 def test_a_step_lies_where_a_round_lands_on_the_step_below() -> None:
