@@ -46,6 +46,24 @@ def left_on(grid: Floats, row: Floats, loss: float) -> float:
 
 
 @compiled
+def standing(
+    ranks: Ranks, loss: float, clock: float, rounds: float, caution: float
+) -> tuple[int, float, float, int, float]:
+    """The phase of a state, the seconds and rounds that are left in it, the grid point below its loss and the
+    part of the way to the next one."""
+    ends, over_s, grid, most_rounds = ranks[0], ranks[1], ranks[2], ranks[6]
+    phase = 0
+    while phase < len(ends) - 1 and clock >= ends[phase]:
+        phase += 1
+    # What is held back of a phase is not handed on to the next one; what is charged on top is not.
+    seconds = (ends[phase] - clock) * (1.0 - caution) + over_s[phase]
+    left = (most_rounds - rounds) * (1.0 - caution)
+    at = point_below(grid, loss)
+    part = min(max((loss - grid[at]) / (grid[at + 1] - grid[at]), 0.0), 1.0)
+    return phase, seconds, left, at, part
+
+
+@compiled
 def rank(
     ranks: Ranks,
     version: int,
@@ -58,16 +76,9 @@ def rank(
 ) -> float:
     """What is left to pay at the price that says most; where that is `enough`, maybe less than that. `first`:
     by phase the price that said enough the last time, which is asked first."""
-    ends, over_s, grid, value, per_second, per_round, most_rounds = ranks
-    phase = 0
-    while phase < len(ends) - 1 and clock >= ends[phase]:
-        phase += 1
-    # What is held back of a phase is not handed on to the next one; what is charged on top is not.
-    seconds = (ends[phase] - clock) * (1.0 - caution) + over_s[phase]
-    left = (most_rounds - rounds) * (1.0 - caution)
-    at = point_below(grid, loss)
-    part = min(max((loss - grid[at]) / (grid[at + 1] - grid[at]), 0.0), 1.0)
-    low, high = value[phase, version, at], value[phase, version, at + 1]
+    phase, seconds, left, at, part = standing(ranks, loss, clock, rounds, caution)
+    per_second, per_round = ranks[4], ranks[5]
+    low, high = ranks[3][phase, version, at], ranks[3][phase, version, at + 1]
     best, count, begin = 0.0, len(per_second), first[phase]
     for k in range(count):
         p = begin + k if begin + k < count else begin + k - count
@@ -87,19 +98,13 @@ def best_price(
     ranks: Ranks, version: int, loss: float, clock: float, rounds: float, caution: float
 ) -> tuple[int, int]:
     """The phase of a state, and the price that says most there."""
-    ends, over_s, grid, value, per_second, per_round, most_rounds = ranks
-    phase = 0
-    while phase < len(ends) - 1 and clock >= ends[phase]:
-        phase += 1
-    seconds = (ends[phase] - clock) * (1.0 - caution) + over_s[phase]
-    left = (most_rounds - rounds) * (1.0 - caution)
-    at = point_below(grid, loss)
-    part = min(max((loss - grid[at]) / (grid[at + 1] - grid[at]), 0.0), 1.0)
-    low, high = value[phase, version, at], value[phase, version, at + 1]
+    phase, seconds, left, at, part = standing(ranks, loss, clock, rounds, caution)
+    per_second, per_round = ranks[4], ranks[5]
+    low, high = ranks[3][phase, version, at], ranks[3][phase, version, at + 1]
     best, price = -np.inf, 0
     for p in range(len(per_second)):
         here = low[p] + part * (high[p] - low[p]) - per_second[p] * seconds
-        if per_round[p]:
+        if per_round[p]:  # where rounds are free there may be endlessly many
             here -= per_round[p] * left
         if here > best:
             best, price = here, p
