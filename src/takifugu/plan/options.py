@@ -75,6 +75,11 @@ def enumerate_options(fleet: Fleet, version: int) -> Options:
     for place, node in enumerate(joining):
         digit = (codes // base**place) % base
         used[:, node] = np.concatenate([[0], fleet.levels[node]])[digit]
+    return listed_options(fleet, version, used)
+
+
+def listed_options(fleet: Fleet, version: int, used: Floats) -> Options:
+    """Rows of samples used ([row, node]), without those that another beats at all times."""
     time_s, energy_j, share = rate_rows(fleet, version, used)
     windows = window_patterns(fleet, used > 0)
     rows = prune(time_s, energy_j, share, windows)

@@ -61,6 +61,20 @@ def insert_by(key: Floats, order: Ints, count: int) -> None:
 
 
 @compiled
+def slowest_of(crowd: Crowd, low_s: float, high_s: float) -> tuple[int, float]:
+    """Who a round as long as this cannot do without: the one node with a level whose time lies in between, or
+    -1 if there are several; and the least energy of such a level."""
+    level_s, levels, fixed_j, sample_j, _ = crowd
+    who, found, least = -1, 0, np.inf
+    for i in range(level_s.shape[0]):
+        for k in range(level_s.shape[1]):
+            if low_s <= level_s[i, k] <= high_s:
+                who, found = i, found + 1
+                least = min(least, fixed_j[i] + sample_j[i] * levels[i, k])
+    return (who if found == 1 else -1), least
+
+
+@compiled
 def knapsacks(
     crowd: Crowd,
     weights: Floats,
@@ -68,8 +82,9 @@ def knapsacks(
     high_s: Floats,
     shares: Floats,
 ) -> tuple[Floats, Floats, Ints]:
-    """[threshold, share]: fractional knapsacks of the nodes that fit, the largest over all rows of
-    `weights`; along the tangent from the share before, and at the share before; and the row it is."""
+    """[threshold, share]: fractional knapsacks of the nodes that fit, the slowest of them in whole, the
+    largest over all rows of `weights`: along the tangent from the share before, and at the share before; and
+    the row it is."""
     level_s, levels, fixed_j, sample_j, idle_w = crowd
     nodes, count_z, steps = len(fixed_j), len(weights), len(shares)
     tangent, left = np.zeros((len(low_s), steps)), np.zeros((len(low_s), steps))
@@ -93,34 +108,46 @@ def knapsacks(
                 inside[i] = True
                 orders[:, added] = i
                 added += 1
+        slowest, floor = slowest_of(crowd, low_s[row], high_s[row])
+        others = count - (slowest >= 0)
         for z in range(count_z):
             order = orders[z]
             for k in range(count):
                 i = order[k]
                 ratio[i] = joules[i] / (weights[z, i] * amount[i])
             insert_by(ratio, order, count)
-            for k in range(count):
-                i = order[k]
-                slope[k] = ratio[i]
-                reach[k + 1] = reach[k] + weights[z, i] * amount[i]
-                spent[k + 1] = spent[k] + joules[i]
-            slope[count] = np.inf
+            reach[0] = spent[0] = 0.0
+            if slowest >= 0:
+                reach[0], spent[0] = weights[z, slowest] * amount[slowest], joules[slowest]
+            k = 0
+            for i in order[:count]:
+                if i != slowest:
+                    slope[k] = ratio[i]
+                    reach[k + 1] = reach[k] + weights[z, i] * amount[i]
+                    spent[k + 1] = spent[k] + joules[i]
+                    k += 1
+            slope[others] = np.inf
             # A share just above the last reach is rounding, not impossibility.
-            end = reach[count] * (1 - 1e-12)
+            end = reach[others] * (1 - 1e-12)
             at, before = 0, 0.0
             for g in range(steps):
                 here = there = np.inf
                 if before < end:
-                    while at < count and reach[at + 1] <= before:
+                    while at < others and reach[at + 1] <= before:
                         at += 1
-                    here = spent[at]
-                    if at < count:
-                        here += (before - reach[at]) * slope[at]
-                    there = here + slope[at] * (shares[g] - before)
-                if there > tangent[row, g]:
-                    tangent[row, g], which[row, g] = there, z
-                left[row, g] = max(left[row, g], here)
+                    here = there = spent[at]
+                    if before >= reach[at]:
+                        if at < others:
+                            here += (before - reach[at]) * slope[at]
+                        there = here + slope[at] * (shares[g] - before)
+                # The line of one z: that from the highest start to the highest end may lie above them all.
+                if here > left[row, g] or (here == left[row, g] and there > tangent[row, g]):
+                    left[row, g], tangent[row, g], which[row, g] = here, there, z
                 before = shares[g]
+        if slowest < 0:  # one of several is in: that much in any case, and no line from less to more
+            for g in range(steps):
+                if floor > left[row, g]:
+                    left[row, g] = tangent[row, g] = floor
         known = count
     return tangent, left, which
 
