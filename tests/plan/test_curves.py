@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from takifugu.plan.curves import CURVES, Curve, FlowCurve, SmoothCurve, make, step_one
+from takifugu.plan.curves import CURVES, Curve, Exponential, FlowCurve, Power, make, step_one
 
 share = st.floats(0.001, 1.0)
 loss = st.floats(0.0, 20.0)
@@ -70,14 +70,11 @@ def test_a_curve_needs_no_quick_way() -> None:
 
 
 @settings(max_examples=300, deadline=None)
-@given(curve, st.floats(0.1, 10.0), share)
-def test_before_is_where_a_round_came_from(c: SmoothCurve, x: float, s: float) -> None:
-    came = float(c.before(np.asarray(x), np.asarray(s)))
-    assert came >= x
-    if np.isfinite(came) and came < 1e6:
-        assert step(c, came, s) == pytest.approx(x, rel=1e-6)
-    if came == np.inf:  # no loss at all falls that far down
-        assert step(c, 1e12, s) <= x * (1 + 1e-6)
+@given(curve, st.floats(0.1, 10.0), st.floats(0.1, 10.0), share)
+def test_rounds_are_concave_in_the_loss(c: Exponential | Power, x: float, y: float, s: float) -> None:
+    assert c.concave_in_loss
+    middle, ends = step(c, 0.5 * (x + y), s), 0.5 * (step(c, x, s) + step(c, y, s))
+    assert middle >= ends * (1 - 1e-9)
 
 
 @settings(max_examples=150, deadline=None)

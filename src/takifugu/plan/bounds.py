@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from takifugu.plan.curves import Floats
-from takifugu.plan.potentials import Landscape, Potential, Prices
+from takifugu.plan.potentials import Landscape, Potential
+from takifugu.plan.rounds import Prices
 
 if TYPE_CHECKING:
     from takifugu.plan.compiled import sweeps
@@ -60,7 +61,7 @@ class Guide:
         """As sweeps read it: one phase, all the time there is."""
         value = np.stack([np.ascontiguousarray(value) for _, value in self._stacked])[None]
         prices = (self._per_second, self._per_round, self.rounds_limit)
-        return np.array([self.time_limit]), np.zeros(1), self._stacked[0][0], value, *prices
+        return np.array([self.time_limit]), self._stacked[0][0], value, *prices
 
     @cached_property
     def _per_second(self) -> Floats:
@@ -85,30 +86,29 @@ class Guide:
 class PhasedGuide(Guide):
     """The same where nodes come and go: potentials by phase, of which only its own time is left."""
 
-    phases: tuple[tuple[float, float, Guide], ...] = ()
-    """When each ends, how many seconds more its potentials charge, and they themselves"""
+    phases: tuple[tuple[float, Guide], ...] = ()
+    """When each ends, and its potentials"""
 
     def energy_to_go(
         self, version: int, loss: Floats, clock: Floats, rounds_done: int | Ints, caution: float = 0.0
     ) -> Floats:
         loss, clock, rounds = np.broadcast_arrays(loss, clock, rounds_done)
-        ends = np.array([end for end, *_ in self.phases])
+        ends = np.array([end for end, _ in self.phases])
         which = np.minimum(np.searchsorted(ends, clock, side="right"), len(ends) - 1)
         found = np.zeros(loss.shape)
         for k in np.unique(which):
-            end, over_s, guide = self.phases[int(k)]
+            end, guide = self.phases[int(k)]
             here = which == k
-            # What is held back of a phase is not handed on to the next one; what is charged on top is not.
-            until = end + over_s / (1.0 - caution)
-            at_end = replace(guide, time_limit=until)
+            # What is held back of a phase is not handed on to the next one.
+            at_end = replace(guide, time_limit=end)
             found[here] = at_end.energy_to_go(version, loss[here], clock[here], rounds[here], caution)
         return found
 
     @property
     def laid_out(self) -> sweeps.Ranks:
-        rows = [guide.laid_out for *_, guide in self.phases]
-        ends, over_s = (np.array([row[k] for row in self.phases]) for k in (0, 1))
-        return ends, over_s, rows[0][2], np.concatenate([row[3] for row in rows]), *rows[0][4:]
+        rows = [guide.laid_out for _, guide in self.phases]
+        ends = np.array([end for end, _ in self.phases])
+        return ends, rows[0][1], np.concatenate([row[2] for row in rows]), *rows[0][3:]
 
 
 @dataclass(frozen=True)

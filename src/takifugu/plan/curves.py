@@ -50,23 +50,12 @@ class FlowCurve(Curve, Protocol):
         """The derivative of the speed's logarithm in the loss."""
 
 
-@runtime_checkable
-class SmoothCurve(FlowCurve, Protocol):
-    """A flow whose round is also concave in the loss, with known bounds on how data pulls it down."""
-
-    def pull(self, loss: Floats, low: Floats, high: Floats) -> tuple[Floats, Floats]:
-        """The least and the most that the loss after a round falls per share, for shares from low to high."""
-
-    def before(self, loss: Floats, share: Floats) -> Floats:
-        """The loss from which one round leads to this one; infinity if there is none that high, the loss
-        itself where such a round would change nothing."""
-
-
 @dataclass(frozen=True)
 class _DataCurve:
     """What both built-in curves share: an asymptote that rises when little data is used."""
 
     kind: ClassVar[str]
+    concave_in_loss: ClassVar[bool] = True
     floor: float
     data_gain: float
     data_exponent: float
@@ -86,15 +75,6 @@ class _DataCurve:
             return self.floor + self.data_gain * (math.pow(1.0 / share, self.data_exponent) - 1.0)
         except (OverflowError, ZeroDivisionError):
             return math.inf
-
-    def _falls(self, share: Floats) -> Floats:
-        """How fast the asymptote falls with the share; never faster at a larger one."""
-        with np.errstate(divide="ignore", over="ignore"):
-            return np.asarray(
-                self.data_gain * self.data_exponent * np.power(share, -self.data_exponent - 1.0)
-                if self.data_gain
-                else np.zeros_like(share)
-            )
 
     @property
     def convex_in_data(self) -> bool:
@@ -120,11 +100,6 @@ class Exponential(_DataCurve):
         a = self._asymptote_one(share)
         return min(a + (loss - a) * math.exp(-self.rate * share), loss) if loss > a else loss
 
-    def before(self, loss: Floats, share: Floats) -> Floats:
-        a = self.asymptote(np.asarray(share, dtype=float))
-        with np.errstate(over="ignore"):
-            return np.maximum(np.where(loss > a, a + (loss - a) * np.exp(self.rate * share), loss), loss)
-
     def speed(self, loss: Floats, share: Floats) -> Floats:
         a = self.asymptote(np.asarray(share, dtype=float))
         return np.asarray(self.rate * share * np.maximum(loss - a, 0.0))
@@ -132,15 +107,6 @@ class Exponential(_DataCurve):
     def steepness(self, loss: Floats, share: Floats) -> Floats:
         with np.errstate(divide="ignore"):
             return np.asarray(1.0 / np.maximum(loss - self.asymptote(np.asarray(share, dtype=float)), 0.0))
-
-    def pull(self, loss: Floats, low: Floats, high: Floats) -> tuple[Floats, Floats]:
-        # -dF/dx = |a'| (1 - exp(-rate x)) + rate (l - a) exp(-rate x); each factor at its extreme.
-        worst, best = (np.maximum(loss - self.asymptote(x), 0.0) for x in (low, high))
-        early, late = np.exp(-self.rate * low), np.exp(-self.rate * high)
-        with np.errstate(invalid="ignore", over="ignore"):
-            most = self._falls(low) * (1.0 - late) + self.rate * best * early
-            least = np.where(worst > 0.0, self._falls(high) * (1.0 - early) + self.rate * worst * late, 0.0)
-        return np.nan_to_num(least, nan=0.0), np.nan_to_num(most, nan=np.inf, posinf=np.inf)
 
 
 @dataclass(frozen=True)
@@ -170,14 +136,6 @@ class Power(_DataCurve):
         together = max(back, more) + math.log1p(math.exp(-abs(back - more)))
         return min(a + self.scale * math.exp(-self.exponent * together), loss)
 
-    def before(self, loss: Floats, share: Floats) -> Floats:
-        share = np.asarray(share, dtype=float)
-        a = self.asymptote(share)
-        with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
-            way = np.power((loss - a) / self.scale, -1.0 / self.exponent) - share
-            came = a + self.scale * np.power(way, -self.exponent)
-        return np.maximum(np.where(loss > a, np.where(way > 0.0, came, np.inf), loss), loss)
-
     def speed(self, loss: Floats, share: Floats) -> Floats:
         share = np.asarray(share, dtype=float)
         above = np.maximum(loss - self.asymptote(share), 0.0)
@@ -189,20 +147,6 @@ class Power(_DataCurve):
         above = np.maximum(loss - self.asymptote(np.asarray(share, dtype=float)), 0.0)
         with np.errstate(divide="ignore"):
             return np.asarray((1.0 + 1.0 / self.exponent) / above)
-
-    def pull(self, loss: Floats, low: Floats, high: Floats) -> tuple[Floats, Floats]:
-        # With w = ((l - a)/scale)^(-1/e): -dF/dx = |a'| (1 - (1 + x/w)^(-e-1)) + e scale (w + x)^(-e-1).
-        e, scale = self.exponent, self.scale
-        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            slow, quick = (
-                np.power(np.maximum(loss - self.asymptote(x), 0.0) / scale, -1.0 / e) for x in (low, high)
-            )
-            most = self._falls(low) * (1.0 - np.power(1.0 + high / quick, -e - 1.0))
-            most = most + e * scale * np.power(quick + low, -e - 1.0)
-            least = self._falls(high) * (1.0 - np.power(1.0 + low / slow, -e - 1.0))
-            least = least + e * scale * np.power(slow + high, -e - 1.0)
-            least = np.where(np.isfinite(slow), least, 0.0)
-        return np.nan_to_num(least, nan=0.0, posinf=0.0), np.nan_to_num(most, nan=np.inf, posinf=np.inf)
 
 
 # A new curve is one class above and one line here (and its parameters in files.py).

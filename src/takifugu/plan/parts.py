@@ -4,29 +4,39 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from takifugu.plan import families, relaxation
+from takifugu.plan import families, relaxation, whole_nodes
 from takifugu.plan.attendance import Attendance
 from takifugu.plan.bounds import Dual, Guide, best_dual
 from takifugu.plan.curves import Floats
 from takifugu.plan.dominance import undominated
 from takifugu.plan.fleet import Fleet
 from takifugu.plan.label_prices import cheapest_rounds
-from takifugu.plan.options import Options, enumerable, enumerate_options, joined
+from takifugu.plan.options import Options, enumerable, enumerate_options, joined, listed_options
 from takifugu.plan.plan import Plan
-from takifugu.plan.potentials import Landscape, Prices
-from takifugu.plan.prices import around, search
+from takifugu.plan.potentials import Ground, Landscape
+from takifugu.plan.prices import around, at, search
 from takifugu.plan.problem import Problem
+from takifugu.plan.rounds import Prices
 from takifugu.plan.values import Terrain
 
 _CUTS, _NEAR = 2, 1.02
 """So often multipliers are made for the rounds that are cheapest so far; of the others those are kept that
 matter to rounds nearly as cheap."""
+_RAISES, _MANY = 2, 2000
+"""So often lines below rounds of whole nodes are looked for; up to so many nodes (in a larger fleet, a part
+of one is little)."""
+_ALONE = 1.1
+"""A node's round counts if it costs no more than this many times the least, per share."""
+_HARDLY = 1e-4
+"""A price of time counts if it raises the estimate by this part of it."""
 _SHARPENED = 16
+_CELLS = 300
 _NEARLY = 8
 """So many round times per share are worth looking at."""
 
@@ -37,6 +47,15 @@ class Parts:
         self.check = check
         """Raises when time is up."""
         self.points = relaxation.SHARES
+        self.lines: dict[int, list[whole_nodes.Line]] = {}
+        """[version]: what no round of whole nodes lies below"""
+        self.marks = np.zeros(0)
+        """Shares where such lines meet, for the grid"""
+        self._losses: Floats | None = None
+        self.teams: dict[int, set[whole_nodes.Team]] = {}
+        """[version]: real rounds on such lines"""
+        self.slopes: dict[int, whole_nodes.Span] = {}
+        """[version]: where they were looked for last"""
 
     @cached_property
     def fleet(self) -> Fleet:
@@ -70,22 +89,84 @@ class Parts:
         )
         for number in range(_CUTS):
             self.offers = self.relaxed(found)
-            terrain = Terrain(self.problem, self.offers, 200, self.check)
+            terrain = self._rough()
             self.prices = search(terrain, roughly=number + 1 < _CUTS)
             rounds = cheapest_rounds(self.problem, self.offers, around(terrain, self.prices))
-            needed = [o.needed(self.prices.per_second, _NEAR) for o in self.offers if o is not None]
-            few = found[np.unique(np.concatenate(needed))]
+            few = found
+            if number == 0:  # prices settle after that: what is dropped later may be missed
+                needed = [o.needed(self.prices.per_second, _NEAR) for o in self.offers if o is not None]
+                few = found[np.unique(np.concatenate(needed))]
             found = relaxation.round_multipliers(self.fleet, few, rounds)
             if len(found) == len(few):
                 break
         else:
             self.offers = self.relaxed(found)
+        self._raise_(found)
         return found
+
+    def _raise_(self, multipliers: Floats) -> None:
+        """Offers of whole nodes for the rounds that are cheapest so far, and prices anew."""
+        terrain = self._rough()
+        for number in range(_RAISES if len(self.problem.nodes) <= _MANY else 0):
+            marks = set[float]()
+            self.slopes = whole_nodes.slopes_that_matter(terrain, at(terrain, self.prices))
+            for v, span in self.slopes.items():
+                self.check()
+                offers = self.offers[v]
+                assert offers is not None
+                whole = whole_nodes.lines_below(self.fleet, v, offers, multipliers, span)
+                self.lines.setdefault(v, []).extend(whole.lines)
+                marks |= whole.shares
+                self.teams.setdefault(v, set()).update(whole.teams)
+            self.marks = np.array(sorted(marks))
+            self.offers = self.relaxed(multipliers)
+            terrain = self._rough()
+            self.prices = self._prices_now(terrain, anew=number == 0)
+
+    def _rough(self) -> Terrain:
+        """For prices; offers change, and the losses that are looked at may stay as they are."""
+        terrain = Terrain(self.problem, self.offers, 200, self.check, self._losses)
+        self._losses = terrain.grid
+        return terrain
+
+    def _prices_now(self, terrain: Terrain, anew: bool) -> Prices:
+        """The best prices after offers have changed: near those there were, or any. Where the cap binds, the
+        top is a ridge: a search from nothing may miss what was known before."""
+        near = around(terrain, self.prices)
+        tops = [near.values.prices[near.best], *([search(terrain)] if anew else [])]
+        free = [replace(p, per_second=0.0) for p in tops]
+        heights = terrain.estimate(free + tops).from_start(self.problem)
+        without, most = heights[: len(free)], float(heights.max())
+        # Plans look around the price of time, at multiples of it: one that hardly counts is none.
+        if without.max() >= most - _HARDLY * abs(most):
+            return free[int(without.argmax())]
+        return tops[int(heights[len(free) :].argmax())]
 
     @cached_property
     def prices(self) -> Prices:
         """The best prices of time and rounds (where labels count, their multipliers find them)."""
-        return search(Terrain(self.problem, self.offers, 200, self.check))
+        found = search(self._rough())
+        if self.fleet.mix is None and not self.complete and len(self.problem.nodes) <= _MANY:
+            self.marks = self._alone(found)
+            if len(self.marks):
+                self.offers = self.relaxed(self.multipliers)
+        return found
+
+    def _alone(self, prices: Prices) -> Floats:
+        """Shares of rounds of one node that are nearly as good as any: up to there, what the slowest of a
+        round costs is all, and beyond it more: a bend that the grid of shares must not miss."""
+        found, over = [np.zeros(0)], self.problem
+        for v, offers in enumerate(self.offers):
+            if offers is None:
+                continue
+            weights = (prices.per_second, prices.per_round, prices.energy)
+            cost, share = offers.priced(*weights, convex=True)
+            _, crowd = self.fleet.crowd(v)
+            alone = crowd.fixed_j[:, None] + crowd.sample_j[:, None] * crowd.levels + over.overhead_j
+            alone = alone + prices.per_second * (crowd.level_s + over.overhead_s) + prices.per_round
+            own = crowd.levels / self.fleet.total
+            found.append(own[alone / own <= _ALONE * (cost / share).min()])
+        return np.unique(np.concatenate(found))
 
     @cached_property
     def offers(self) -> list[relaxation.Offers | None]:
@@ -126,11 +207,17 @@ class Parts:
         points: int | None = None,
     ) -> list[relaxation.Offers | None]:
         """[version]: relaxed rounds of everybody, or of those who are present."""
-        grid, found = relaxation.share_grid(self.fleet, points or self.points), []
+        grid, found = relaxation.share_grid(self.fleet, points or self.points, self.marks), []
         for v in self.versions:
             self.check()
             times = None if favoured_s is None else favoured_s[v]
-            found.append(relaxation.relaxed_offers(self.fleet, v, multipliers, grid, present, times))
+            offers = relaxation.relaxed_offers(self.fleet, v, multipliers, grid, present, times)
+            offers = whole_nodes.raised(offers, self.lines.get(v, ()))
+            if offers is not None and present is not None and v in self.slopes:
+                whole = whole_nodes.lines_below(self.fleet, v, offers, multipliers, self.slopes[v], present)
+                offers = whole_nodes.raised(offers, whole.lines)
+                self.teams.setdefault(v, set()).update(whole.teams)
+            found.append(offers)
         return found
 
     def listed(self, version: int, present: NDArray[np.bool_]) -> Options | None:
@@ -158,8 +245,14 @@ class Parts:
         return found
 
     @cached_property
+    def ground(self) -> Ground:
+        """Losses at which bounds are proven."""
+        some = [o and o.sketch() for o in self.offers]
+        return Ground(self.problem, Landscape.of(self.problem, some, _CELLS).grid)
+
+    @cached_property
     def land(self) -> Landscape:
-        return Landscape.of(self.problem, self.offers, 500)
+        return Landscape(self.problem, tuple(self.offers), self.ground)
 
     @cached_property
     def limits(self) -> Guide:
@@ -212,7 +305,8 @@ class Parts:
     def family_options(self, bins: int) -> list[Options | None]:
         """A thinned family: the more bins, the more node sets. With windows, also of those who are there at
         some moments. Remembered as long as prices stay as they are."""
-        prices, key = self.prices, (bins, self.prices)
+        prices, teams = self.prices, sum(len(x) for x in self.teams.values())
+        key = (bins, prices, teams)
         if key in self._family_options:
             return self._family_options[key]
         options: list[Options | None] = []
@@ -232,12 +326,17 @@ class Parts:
                 )
                 rows = families.thin(one, times, prices.per_round, bins)
                 parts.append(families.family_options(self.fleet, one, rows))
+            if version in self.teams and parts:
+                used = np.zeros((len(self.teams[version]), len(self.problem.nodes)))
+                for row, team in enumerate(sorted(self.teams[version])):
+                    used[row, [node for node, _ in team]] = [samples for _, samples in team]
+                parts.append(listed_options(self.fleet, version, used))
             options.append(joined(parts) if parts else None)
         self._family_options[key] = options
         return options
 
     @cached_property
-    def _family_options(self) -> dict[tuple[int, Prices], list[Options | None]]:
+    def _family_options(self) -> dict[tuple[int, Prices, int], list[Options | None]]:
         return {}
 
     def quick_options(self) -> list[Options | None]:

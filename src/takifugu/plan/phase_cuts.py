@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,8 +25,6 @@ class Phases:
     """When phases begin, and when the last one ends."""
     offers: tuple[tuple[Offers | None, ...], ...]
     """[phase][version]: relaxed rounds of those who are there at some time of the phase"""
-    longest_s: float
-    """Rounds count as no longer than this; so they reach over the end of a phase by no more than this."""
 
     @classmethod
     def of(
@@ -34,11 +32,9 @@ class Phases:
         problem: Problem,
         rounds: Callable[[Mask], Sequence[Offers | None]],
         most: int,
-        longest_s: float = np.inf,
-        least_s: float = 0.0,
     ) -> Phases:
-        """They begin when somebody comes or goes; at most so many, and none that is shorter than `least_s`.
-        `rounds`: relaxed ones, by version, of some of the nodes."""
+        """They begin when somebody comes or goes; at most so many. `rounds`: relaxed ones, by version, of
+        some of the nodes."""
         windows = [node.windows for node in problem.nodes]
         moments = np.unique([moment for row in windows for pair in row for moment in pair])
         inside = moments[(moments > problem.start_time_s) & (moments < problem.time_limit)]
@@ -47,14 +43,10 @@ class Phases:
             np.array([any(a < end and b > begin for a, b in row) for row in windows])
             for begin, end in itertools.pairwise(bounds)
         ]
-        everybody = [o for o in rounds(np.ones(len(windows), dtype=bool)) if o is not None]
-        longest_s = min(longest_s, max((float(o.time_s.max()) for o in everybody), default=0.0))
         size = np.array([float(node.samples) for node in problem.nodes])
-        _merge(bounds, there, size, most, least_s)
+        _merge(bounds, there, size, most)
         known = {mask.tobytes(): rounds(mask) for mask in there}
-        offers = [known[mask.tobytes()] for mask in there]
-        short = tuple(tuple(_shortened(o, longest_s) for o in row) for row in offers)
-        return cls(problem, np.array(bounds), short, longest_s)
+        return cls(problem, np.array(bounds), tuple(tuple(known[mask.tobytes()]) for mask in there))
 
     def __len__(self) -> int:
         return len(self.offers)
@@ -64,23 +56,14 @@ class Phases:
         return np.diff(self.bounds)
 
 
-def _merge(bounds: list[float], there: list[Mask], size: Floats, most: int, least_s: float) -> None:
+def _merge(bounds: list[float], there: list[Mask], size: Floats, most: int) -> None:
     """Takes borders away, those first that matter least: who comes or goes there, and for how long they then
     seem to be there although they are not."""
-    while len(there) > 1:
-        lengths = np.diff(bounds)
-        short = lengths < least_s
-        if len(there) <= most and not short.any():
-            return
-        harm = []
+    while len(there) > max(most, 1):
+        lengths, harm = np.diff(bounds), []
         for k in range(len(there) - 1):
             before, after = size[there[k + 1] & ~there[k]].sum(), size[there[k] & ~there[k + 1]].sum()
-            wanted = len(there) > most or short[k] or short[k + 1]
-            harm.append(before * lengths[k] + after * lengths[k + 1] if wanted else np.inf)
+            harm.append(before * lengths[k] + after * lengths[k + 1])
         k = int(np.argmin(harm))
         there[k : k + 2] = [there[k] | there[k + 1]]
         del bounds[k + 1]
-
-
-def _shortened(offers: Offers | None, longest_s: float) -> Offers | None:
-    return offers and replace(offers, time_s=np.minimum(offers.time_s, longest_s))

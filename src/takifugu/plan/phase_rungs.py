@@ -1,7 +1,7 @@
 """The rungs of a solve that know who is there when: plans along values by phase, and their bound.
 
-Phases are cut in a few ways, values are estimated at many prices, plans follow them; where the estimate says
-that phases matter, a certificate at prices that suit the plan is the bound (docs/decisions/105-phases.md).
+Values are estimated at many prices, and plans follow them; where the estimate says that phases matter, a
+bound is proven at prices that suit the plan, then at closer ones (docs/decisions/105-phases.md).
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from numpy.typing import NDArray
 
 from takifugu.plan import relaxation
 from takifugu.plan.bounds import Guide
-from takifugu.plan.certificate import LOST
 from takifugu.plan.options import Options
 from takifugu.plan.parts import Parts
 from takifugu.plan.phase_cuts import Phases
 from takifugu.plan.phase_guide import ProvenGuide
-from takifugu.plan.phase_prices import DEARER_ROUNDS, Cut, Way, best_cut, spread
+from takifugu.plan.phase_prices import Way
 from takifugu.plan.phases import PhasedTerrain
 from takifugu.plan.plan import Plan
-from takifugu.plan.potentials import Potential, Prices
+from takifugu.plan.potentials import Potential
 from takifugu.plan.prices import Priced
 from takifugu.plan.prices import around as prices_around
+from takifugu.plan.rounds import Prices
 from takifugu.plan.values import Terrain, Values
 
 Width = tuple[int, int, float]
@@ -34,14 +34,17 @@ Width = tuple[int, int, float]
 SWEEP: Width = (300, 8, 0.003)
 WIDE_SWEEP: Width = (600, 24, 0.003)
 PHASES_GAIN = 1.002
-"""By how much phases must raise the estimate of the least energy to be worth a certificate."""
-QUICKLY = 0.55
-"""Where the estimate leaves this part of the tolerance to the proof, a quick certificate is tried first."""
+"""By how much phases must raise the estimate of the least energy to be worth a bound of their own."""
 CLEARLY = 0.6
 """Within this part of the tolerance of the estimate, a plan is left as it is until the proof is better."""
+_PROMISING = 2.5
+"""Within so many tolerances of the plan, prices are looked for more closely."""
+_ROUNDS_EACH, _FEWEST = 4, 6
+"""A phase should have about so many rounds; but so many phases will do in any case."""
 _LISTED_CELLS = 300
-_ROUNDS = (0.5, 0.8, 1.0, 1.2, 1.5, 3.0)
-"""Where rounds have a price: parts of it that plans are led by."""
+_ROUNDS, _CLOSER_ROUNDS = (0.5, 0.8, 1.0, 1.2, 1.5, 2.0, 3.0), (0.9, 0.95, 1.0, 1.05, 1.12)
+"""Where rounds have a price: parts of the best one without phases that plans are led by; and of the best of
+these, for the bound."""
 
 
 @dataclass(frozen=True)
@@ -51,22 +54,20 @@ class Look:
     phases: int
     rates: int
     """Prices of a second, to look at"""
-    few: int
-    """and about how many of them to prove"""
     sweeps: tuple[Width, ...]
-    cells: tuple[int, ...]
-    """Of certificates, finer ones if the estimate says that they will do"""
     range: float = 5.0
     """Prices go up to so many times the best one without phases, and down likewise"""
+    closer: int = 2
+    """So often prices are looked for more closely"""
     first: bool = False
-    """Whether there will be a closer one"""
+    """Whether there will be a closer look"""
 
 
 LOOKS = (
-    Look(12, 13, 6, (SWEEP,), (800,), first=True),
-    Look(14, 25, 6, (WIDE_SWEEP,), (800,)),
+    Look(12, 13, (SWEEP,), closer=1, first=True),
+    Look(14, 25, (WIDE_SWEEP,)),
 )
-LISTED = Look(24, 49, 12, ((200, 6, 0.003), WIDE_SWEEP, (1500, 64, 0.002)), (1000, 2500), 20.0)
+LISTED = Look(24, 49, ((200, 6, 0.003), WIDE_SWEEP, (1500, 64, 0.002)), 20.0)
 """Where all node sets are listed, values take milliseconds."""
 
 
@@ -76,12 +77,9 @@ class PhaseRungs(Parts, ABC):
     thorough: bool
     by_phases: bool
     """Whether phases matter, and the bound without them is of no use"""
-    phases_matter: bool | None
-    """Whether they may, as far as that is known: whether they raise the estimate by enough if no round
-    reached over a border. Deductions there only lower it."""
 
     @abstractmethod
-    def _follow(self, priced: Priced, phases: Sequence[tuple[float, float, Values]] = ()) -> None: ...
+    def _follow(self, priced: Priced, phases: Sequence[tuple[float, Values]] = ()) -> None: ...
 
     @abstractmethod
     def _sweeps(
@@ -116,95 +114,78 @@ class PhaseRungs(Parts, ABC):
         if self.plan is None:
             self._simple()
         priced = prices_around(terrain, self.prices)
-        self._led_by_phases(priced, LISTED, LISTED.sweeps if self.thorough else LISTED.sweeps[:1])
+        proven = self._in_phases(
+            priced, LISTED if self.thorough else replace(LISTED, sweeps=LISTED.sweeps[:1])
+        )
         if self.plan is None:
             return False
-        proven = None if self._good() else self._in_phases(priced, LISTED)
         if self._good():
             return True
         return (proven is not None and self._exact(max_labels, proven)) or not self.thorough
 
-    def _led_by_phases(self, priced: Priced, look: Look, sweeps: Sequence[Width] = ()) -> None:
-        """Plans along values of all phases, as if no round reached over a border: what makes a bound a bound
-        there would lead a plan astray."""
-        if self.prices.per_round:  # then there are many prices already
-            look = replace(look, rates=max(look.rates // 4, 9))
-        prices = self._spread(priced, look, _ROUNDS)
-        # Where labels count, the rounds of a phase take long to find: those that a bound needs must do.
-        few = look.first or self.fleet.mix is not None
-        phases = Phases.of(self.problem, self.rounds_of, look.phases if few else 2 * look.phases)
+    def _in_phases(self, priced: Priced, look: Look, prove: bool = True) -> Guide | None:
+        """Plans along values that know who is there when, and a bound that does; what is proven, if it is for
+        the exact search."""
+        # Every border loses a little.
+        most = look.phases if self.plan is None else max(len(self.plan.rounds) // _ROUNDS_EACH, _FEWEST)
+        phases = Phases.of(self.problem, self.rounds_of, min(look.phases, most))
         if len(phases) == 1:
-            return
-        terrain = PhasedTerrain(phases, self.offers, prices, 150, self.check, taxed=False)
+            return None
+        terrain = PhasedTerrain(phases, self.offers, self._spread(priced, look), 150, self.check)
         values = terrain.estimate()
         estimate_j = terrain.estimate_j(values)
-        self.phases_matter = estimate_j > PHASES_GAIN * terrain.without_phases_j(self.offers)
+        matter = estimate_j > PHASES_GAIN * terrain.without_phases_j(self.offers)
         self._follow(Priced(values[0], 0, estimate_j), terrain.posts(values))
-        matter = estimate_j > PHASES_GAIN * priced.energy_j
-        for sweep in sweeps if matter else sweeps[:1]:
+        for sweep in look.sweeps if matter or self.fleet.mix is None else look.sweeps[:1]:
             if not self._good() and not self._near(estimate_j, CLEARLY):
                 self._sweep_along(terrain, values, priced, sweep)
-
-    def _in_phases(self, priced: Priced, look: Look) -> Guide | None:
-        """Plans and a bound that know who is there when, along values by phase; what is proven, if it is for
-        the exact search."""
-        if look.first and self.phases_matter is None:
-            self._led_by_phases(priced, look)
-        if look.first and not self.phases_matter:
-            return None
-        cut, prices = self._cut(priced, look)
-        phases = Phases.of(self.problem, self.rounds_of, look.phases, *cut)
-        if len(phases) == 1:
-            return None
-        for cells in (150, 300):
-            terrain = PhasedTerrain(phases, self.offers, prices, cells, self.check)
-            values = terrain.estimate()
-            estimate_j = terrain.estimate_j(values)
-            self._follow(Priced(values[0], 0, estimate_j), terrain.posts(values))
-            if self.plan is None:
-                return None
-            prices = Way.of(terrain, values, self.plan).few(look.few)
-        assert self.plan is not None
-        if estimate_j <= PHASES_GAIN * priced.energy_j:
+                # One that does not know who is there when may do better.
+                if not self.complete and not self._near(estimate_j, 2.0 if self.fleet.mix is None else 1.0):
+                    self._sweep_along(None, values, priced, sweep)
+        if self.plan is None or self._good() or not prove or not matter:
             return None
         self.by_phases = not self.complete
-        if not self.complete and not self._near(estimate_j, CLEARLY):
-            self._sweep_along(terrain, values, priced, look.sweeps[0])
-            # One that does not know who is there when may do better.
-            if not self._near(estimate_j, 2.0 if self.fleet.mix is None else 1.0):
-                self._sweep_along(None, values, priced, look.sweeps[0])
-        # What cannot do is left to the closer look; where labels make that slow it may not come to an end.
-        if look.first and not self._near(estimate_j, 1.0 if self.fleet.mix is None else 2.0):
-            return None
-        most_j = 1.05 * self.plan.energy_j + terrain.prices[0].per_round * (self.problem.max_rounds or 0)
-        focus = Way.of(terrain, values, self.plan).focus()
-        ways = [(cells, LOST) for cells in look.cells]
-        if self._near(estimate_j, 1.0 - QUICKLY):
-            ways.insert(0, (look.cells[0] // 2, 0.4 * self.tolerance))
-        for cells, lost in ways:
-            proven = terrain.certified(values, focus, cells, most_j, max(lost, LOST))
-            self._raise_bound(terrain.bound_j(proven), "bound by phases")
-            if self._good() or not self.thorough or not self._near(estimate_j, 1.0):
+        way = Way.of(terrain, values, self.plan)
+        if self.prices.per_round:
+            way = self._price_of_rounds(way, priced, look)
+        prices, terrain = way.prices(), way.terrain
+        most_j = 1.05 * self.plan.energy_j + prices[0][0].per_round * (self.problem.max_rounds or 0)
+        proven = terrain.certified(self.ground, prices, most_j)
+        bound_j = terrain.bound_j(proven)
+        self._raise_bound(bound_j, "bound by phases")
+        for _ in range(look.closer):
+            if self._good() or not self._near(bound_j, _PROMISING):
                 break
+            closer = terrain.certified(self.ground, way.closer(proven), most_j)
+            if terrain.bound_j(closer) <= bound_j:
+                break
+            proven, bound_j = closer, terrain.bound_j(closer)
+            self._raise_bound(bound_j, "bound by phases")
         return ProvenGuide.of(self.dual.guide, terrain, proven) if self.complete else None
 
-    def _cut(self, priced: Priced, look: Look) -> tuple[Cut, list[Prices]]:
-        """How phases are cut, and prices that are worth looking at."""
-        prices, cut = self._spread(priced, look), (np.inf, 0.0)
-        if self.plan is not None:
-            double_s = 2.0 * max(r.time_s for r in self.plan.rounds)
-            cuts = (cut, (double_s, 0.0), (double_s, double_s))
-            cut = best_cut(self.problem, self.offers, self.rounds_of, look.phases, cuts, prices, self.check)
-        return cut, prices
+    def _price_of_rounds(self, way: Way, priced: Priced, look: Look) -> Way:
+        """The best price of a round more closely, then more prices of time with that one."""
+        assert self.plan is not None
+        for parts in (_CLOSER_ROUNDS, ()):
+            best = way.per_round
+            rounds = [part * best for part in parts] or [best]
+            spread = self._spread(priced, look, rounds)
+            terrain = PhasedTerrain(way.terrain.phases, self.offers, spread, 150, self.check)
+            way = Way.of(terrain, terrain.estimate(), self.plan)
+        return way
 
-    def _spread(self, priced: Priced, look: Look, rounds: Sequence[float] = DEARER_ROUNDS) -> list[Prices]:
+    def _spread(self, priced: Priced, look: Look, rounds: Sequence[float] = ()) -> list[Prices]:
+        """Prices of time around the best one without phases; where rounds have a price, too, fewer of them
+        with several of those (or with some that are given)."""
         known_j = priced.energy_j if self.plan is None else self.plan.energy_j
         span = self.problem.time_limit - self.problem.start_time_s
         # Label prices follow the plan, and the best prices of time and rounds follow them.
         best = self.prices if self.fleet.mix is None else priced.values.prices[priced.best]
         rate = best.per_second or 0.3 * known_j / max(span, 1e-9)
-        rates = rate * np.geomspace(1.0 / look.range, look.range, look.rates)
-        return spread(rates, best.per_round, rounds)
+        rounds = rounds or ([part * best.per_round for part in _ROUNDS] if best.per_round else [0.0])
+        count = max(look.rates // 2, 9) if len(rounds) > 1 else look.rates * (2 if best.per_round else 1)
+        rates = {0.0, *(rate * np.geomspace(1.0 / look.range, look.range, count)).tolist()}
+        return [Prices(rate, price) for price in rounds for rate in sorted(rates)]
 
     def _sweep_along(
         self, terrain: PhasedTerrain | None, values: Sequence[Values], priced: Priced, width: Width

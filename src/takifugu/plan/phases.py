@@ -10,25 +10,31 @@ docs/decisions/105-phases.md has the proof; names follow it.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from takifugu.plan.bounds import Guide, PhasedGuide
-from takifugu.plan.certificate import LOST, certify
 from takifugu.plan.curves import Floats
-from takifugu.plan.phase_borders import Border, Focus, Proven, Range
 from takifugu.plan.phase_cuts import Phases
-from takifugu.plan.potentials import Prices
+from takifugu.plan.potentials import Exit, Ground, Landscape, Potential
 from takifugu.plan.problem import at_most
 from takifugu.plan.relaxation import Offers
+from takifugu.plan.rounds import Prices
 from takifugu.plan.values import Terrain, Values
 
 _THREADS = min(2, os.cpu_count() or 1)
 """Prices of one phase are proven side by side: half of the work is in compiled loops."""
+
+
+@dataclass(frozen=True)
+class Proven:
+    """W of one phase at one price, and what it is worth less when the phase begins."""
+
+    values: Potential
+    held_j: float
 
 
 class PhasedTerrain:
@@ -41,12 +47,9 @@ class PhasedTerrain:
         prices: Sequence[Prices],
         cells: int,
         check: Callable[[], None] = lambda: None,
-        taxed: bool = True,
     ) -> None:
-        """`offers`: of everybody together, for the grid of losses that all phases share. Not `taxed`: for
-        estimates alone, as if no round reached over the end of its phase."""
-        self.taxed = taxed
-        self.phases, self.problem, self.prices = phases, phases.problem, tuple(prices)
+        """`offers`: of everybody together, for the grid of losses that all phases share."""
+        self.phases, self.problem, self.prices, self.check = phases, phases.problem, tuple(prices), check
         ground = Terrain(self.problem, offers, cells)
         self.grid = ground.grid
         self.terrains = [
@@ -55,24 +58,10 @@ class PhasedTerrain:
         ]
         self.rates = np.array([p.per_second for p in prices])
         self._alike = np.array([[p.per_round == q.per_round for q in prices] for p in prices])
-        self._switch_s = max((s.time_s for s in self.problem.switches), default=0.0)
 
-    def roomy(self, phase: int) -> bool:
-        """Whether no round that began before a phase ends after it."""
-        return not self.taxed or bool(self.phases.lengths_s[phase] >= self.phases.longest_s)
-
-    def over_s(self, phase: int) -> float:
-        """How many seconds W charges in a phase on top of its own, so that nothing is left to pay when the
-        target is met: a round that meets it may reach over the end of the phase."""
-        last = phase + 1 == len(self.phases)
-        return 0.0 if last or self.roomy(phase) else self.phases.longest_s
-
-    def _lost(self, free: bool) -> Floats:
-        """[price, price after the border]: what a change costs at most. A switch may begin before a border,
-        and a round may end after it: seconds of the one phase that the other one charges."""
-        fall = self.rates[:, None] - self.rates[None, :]
-        lost = np.where(fall > 0.0, fall * (0.0 if free else self.phases.longest_s), -fall * self._switch_s)
-        return np.where(self._alike, lost, np.inf)
+    def held(self, phase: int) -> Floats:
+        """[price]: what W of a phase is worth less when the phase begins."""
+        return np.asarray(self.rates * self.phases.lengths_s[phase])
 
     # Estimates.
 
@@ -84,131 +73,23 @@ class PhasedTerrain:
             found = (self.terrains[phase].estimate(self.prices, limit), *found)
         return found
 
-    def held(self, phase: int) -> Floats:
-        """[price]: what W of a phase is worth less when the phase begins."""
-        return np.asarray(self.rates * (self.phases.lengths_s[phase] + self.over_s(phase)))
-
     def _limits(self, phase: int, later: Values) -> list[Floats]:
         """[version][price, point]: about what W may be at most, by that of the next phase."""
-        held, over, found = self.held(phase + 1), self.rates * self.over_s(phase), []
+        found = []
         for rows in later.value:
-            left, best = rows - held[:, None], []
-            for alike, lost in zip(self._alike, self._lost(self.roomy(phase)), strict=True):
-                best.append((left[alike] - lost[alike, None]).max(axis=0))
-            found.append(np.maximum(np.array(best) + over[:, None], 0.0))
+            left = np.maximum(rows - self.held(phase + 1)[:, None], 0.0)
+            found.append(np.array([left[alike].max(axis=0) for alike in self._alike]))
         return found
 
-    def posts(self, values: Sequence[Values]) -> list[tuple[float, float, Values]]:
+    def posts(self, values: Sequence[Values]) -> list[tuple[float, Values]]:
         """What plans need to follow them (`rollout.py`)."""
-        ends = self.phases.bounds[1:]
-        return [(float(ends[k]), self.over_s(k), row) for k, row in enumerate(values)]
+        return list(zip(self.phases.bounds[1:].tolist(), values, strict=True))
 
     def guide(self, values: Sequence[Values], limits: Guide) -> PhasedGuide:
         """What sweeps need."""
-        rows = [
-            (end, over_s, replace(limits, potentials=row.potentials()))
-            for end, over_s, row in self.posts(values)
-        ]
+        rows = [(end, replace(limits, potentials=row.potentials())) for end, row in self.posts(values)]
         least = (limits.least_time, limits.least_rounds)
         return PhasedGuide((), *least, limits.time_limit, limits.rounds_limit, tuple(rows))
-
-    # Certificates.
-
-    def certified(
-        self,
-        values: Sequence[Values],
-        focus: Sequence[Focus],
-        cells: int,
-        most_j: float,
-        lost: float = LOST,
-    ) -> list[Mapping[int, Proven]]:
-        """[phase][price]: W, proven. `focus`, by phase: where it should be good; any would be valid. Values
-        that are worth more than `most_j` when their phase begins are of no interest. `lost`: the part of a
-        value that a certificate may lose."""
-        found: list[Mapping[int, Proven]] = []
-        later: Mapping[int, Proven] = {}
-        prices = [self._priced(phase, focus) for phase in range(len(self.phases))]
-        # Where a value is capped, waiting through the phases before takes their time off it.
-        waited = np.cumsum([0.0, *(self.held(k)[max(row)] for k, row in enumerate(prices))])
-        with ThreadPoolExecutor(_THREADS) as pool:
-            for phase in reversed(range(len(self.phases))):
-                matter = focus[phase + 1].losses if later else None
-                cap_j = most_j + float(waited[phase])
-                how = (cells, cap_j, lost)
-                prove = partial(self._proven, values[phase], phase, later, focus[phase], matter, how)
-                later = dict(zip(prices[phase], pool.map(prove, prices[phase]), strict=True))
-                found.insert(0, later)
-        return found
-
-    def _proven(
-        self,
-        values: Values,
-        phase: int,
-        later: Mapping[int, Proven],
-        here: Focus,
-        matter: Range | None,
-        how: tuple[int, float, float],
-        price: int,
-    ) -> Proven:
-        """W of one phase at one price, from the proven ones of the next phase. `how`: cells, the value above
-        which nothing is of interest, and the part of it that may be lost."""
-        cells, most_j, lost_part = how
-        free = self.roomy(phase) and price in later
-        over_s = 0.0 if free or matter is None else self.phases.longest_s
-        rate, limit = float(self.rates[price]), None
-        held_j = rate * (float(self.phases.lengths_s[phase]) + over_s)
-        guess = _raised(values, price, rate * (over_s - self.over_s(phase)))
-        if matter is not None:
-            lost = self._lost(free=False)[price]
-            border = Border(self.phases, phase, self.terrains[phase], self.prices, price, lost, later)
-            limit = border.free(here, matter) if free else border.taxed()
-        fine = [cells] * len(self.problem.versions)
-        found = certify(self.terrains[phase], guess, 0, most_j + held_j, fine, limit, lost_part)
-        return Proven(found, held_j)
-
-    def _priced(self, phase: int, focus: Sequence[Focus]) -> list[int]:
-        """Prices to prove in a phase. Also the lowest of those before: it can then go on as it is, which
-        costs nothing. And those of the phase before that are higher than all: where a price falls, rounds
-        across the border may then belong to the later phase."""
-        found = {*focus[phase].prices, min(k for row in focus[: phase + 1] for k in row.prices)}
-        if phase and self.roomy(phase - 1):
-            found |= {k for k in focus[phase - 1].prices if k > max(focus[phase].prices)}
-        return sorted(found)
-
-    def left(
-        self, proven: Sequence[Mapping[int, Proven]], version: int, loss: Floats, clock: Floats
-    ) -> Floats:
-        """[state]: a bound on what is left to pay, rounds at their price."""
-        begins = self.phases.bounds[:-1]
-        phase = np.clip(np.searchsorted(begins, clock, side="right") - 1, 0, len(proven) - 1)
-        since_s, found = clock - begins[phase], np.full(len(loss), -np.inf)
-        for k in np.unique(phase):
-            here = phase == k
-            for price, p in proven[k].items():
-                left = p.values.at(version, loss[here]) - p.held_j + float(self.rates[price]) * since_s[here]
-                found[here] = np.maximum(found[here], left)
-        return found
-
-    def per_round(self, proven: Sequence[Mapping[int, Proven]]) -> float:
-        """The price of a round, the same in all phases."""
-        per_round = {self.prices[k].per_round for row in proven for k in row}
-        assert len(per_round) == 1, "rounds have one price in all phases"
-        return per_round.pop()
-
-    @property
-    def slack_j(self) -> float:
-        """A round may end after its phase by what limits have of slack: one per phase then pays that much too
-        little."""
-        slack_s = float(sum(at_most(b) - b for b in self.phases.bounds[1:-1]))
-        return float(self.rates.max()) * slack_s
-
-    def bound_j(self, proven: Sequence[Mapping[int, Proven]]) -> float:
-        """A bound on the whole plan's energy."""
-        problem = self.problem
-        start, here = problem.version_index[problem.start_version], np.array([problem.start_loss])
-        whole = float(self.left(proven, start, here, np.array([problem.start_time_s]))[0])
-        whole -= self.slack_j + self.per_round(proven) * (problem.max_rounds or 0)
-        return max(whole, 0.0)
 
     def without_phases_j(self, offers: Sequence[Offers | None]) -> float:
         """The least energy by an estimate that is as rough, if everybody were always there."""
@@ -223,9 +104,92 @@ class PhasedTerrain:
         rounds = np.array([p.per_round for p in self.prices]) * (problem.max_rounds or 0)
         return max(float((np.array(whole) - self.held(0) - rounds).max()), 0.0)
 
+    # Bounds.
 
-def _raised(values: Values, price: int, by_j: float) -> Values:
-    """One price's values, all higher by this."""
-    value = tuple(row[price : price + 1] + by_j for row in values.value)
-    after = tuple(row[price : price + 1] + by_j for row in values.after_switch)
-    return Values((values.prices[price],), values.grids, value, after)
+    def certified(
+        self, ground: Ground, prices: Sequence[Sequence[Prices]], most_j: float
+    ) -> list[list[Proven]]:
+        """[phase]: W, proven at the losses of the ground, at some prices of each phase. Values that are worth
+        more than `most_j` when their phase begins are of no interest."""
+        found: list[list[Proven]] = []
+        # Where a value is capped, waiting through the phases before takes their time off it.
+        dearest = np.array([max(p.per_second for p in row) for row in prices])
+        waited = np.cumsum(np.concatenate([[0.0], dearest * self.phases.lengths_s]))
+        with ThreadPoolExecutor(_THREADS) as pool:
+            for phase in reversed(range(len(self.phases))):
+                land = Landscape(self.problem, self.phases.offers[phase], ground, self.check)
+                later = self._later(found[0]) if found else None
+                length_s, cap_j = float(self.phases.lengths_s[phase]), most_j + float(waited[phase])
+
+                def prove(
+                    price: Prices,
+                    land: Landscape = land,
+                    later: list[list[Exit]] | None = later,
+                    length_s: float = length_s,
+                    cap_j: float = cap_j,
+                ) -> Proven:
+                    held_j = price.per_second * length_s
+                    return Proven(land.potential(price, later=later, most_j=cap_j + held_j), held_j)
+
+                found.insert(0, list(pool.map(prove, prices[phase])))
+        return found
+
+    def _later(self, proven: Sequence[Proven]) -> list[list[Exit]]:
+        """[version]: ways into the next phase, at its best price: first by waiting, then by each switch that
+        is under way at the border (its time counts for nothing, in neither phase)."""
+        index, grid, found = self.problem.version_index, proven[0].values.grid, []
+        for v in range(len(self.problem.versions)):
+            rows = [p.values.value[v] - p.held_j for p in proven]
+            found.append([Exit(0.0, 0.0, *_highest(grid, rows))])
+        first: dict[int, tuple[Floats, Floats]] = {}
+        for switch in self.problem.switches:
+            target = index[switch.target]
+            if target not in first:
+                first[target] = _highest(grid, [p.values.first[target] - p.held_j for p in proven])
+            found[index[switch.source]].append(Exit(switch.energy_j, switch.loss_jump, *first[target]))
+        return found
+
+    def left(self, proven: Sequence[Sequence[Proven]], version: int, loss: Floats, clock: Floats) -> Floats:
+        """[state]: a bound on what is left to pay, rounds at their price."""
+        begins = self.phases.bounds[:-1]
+        phase = np.clip(np.searchsorted(begins, clock, side="right") - 1, 0, len(proven) - 1)
+        since_s, found = clock - begins[phase], np.full(len(loss), -np.inf)
+        for k in np.unique(phase):
+            here = phase == k
+            for p in proven[k]:
+                left = p.values.at(version, loss[here]) - p.held_j
+                found[here] = np.maximum(found[here], left + p.values.prices.per_second * since_s[here])
+        return found
+
+    def per_round(self, proven: Sequence[Sequence[Proven]]) -> float:
+        """The price of a round, the same in all phases."""
+        per_round = {p.values.prices.per_round for row in proven for p in row}
+        assert len(per_round) == 1, "rounds have one price in all phases"
+        return per_round.pop()
+
+    def slack_j(self, proven: Sequence[Sequence[Proven]]) -> float:
+        """A round may end after its phase by what limits have of slack: those seconds are not paid for."""
+        slack_s = float(sum(at_most(b) - b for b in self.phases.bounds[1:-1]))
+        return slack_s * max(p.values.prices.per_second for row in proven for p in row)
+
+    def bound_j(self, proven: Sequence[Sequence[Proven]]) -> float:
+        """A bound on the whole plan's energy."""
+        problem = self.problem
+        start, here = problem.version_index[problem.start_version], np.array([problem.start_loss])
+        whole = float(self.left(proven, start, here, np.array([problem.start_time_s]))[0])
+        whole -= self.slack_j(proven) + self.per_round(proven) * (problem.max_rounds or 0)
+        return max(whole, 0.0)
+
+
+def _highest(grid: Floats, rows: Sequence[Floats]) -> tuple[Floats, Floats]:
+    """The highest of rows that are lines between points (and of nothing at all); points where that changes
+    are added, so that it is a line between points, too. It never falls with the loss."""
+    table = np.array([np.zeros(len(grid)), *rows])
+    first = table.argmax(axis=0)
+    cell = np.flatnonzero(first[:-1] != first[1:])
+    a, b = first[cell], first[cell + 1]
+    left, right = table[a, cell] - table[b, cell], table[b, cell + 1] - table[a, cell + 1]
+    part = left / np.maximum(left + right, 1e-300)
+    more = np.union1d(grid, grid[cell] + part * (grid[cell + 1] - grid[cell]))
+    highest = np.maximum.reduce([np.interp(more, grid, row) for row in table])
+    return more, np.minimum.accumulate(highest[::-1])[::-1]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from takifugu.plan.curves import Floats
-from takifugu.plan.potentials import Prices
+from takifugu.plan.rounds import Prices
 from takifugu.plan.values import Terrain, Values
 
 _AROUND = (0.0, 0.3, 0.6, 0.8, 0.9, 0.95, 0.98, 1.0, 1.02, 1.05, 1.1, 1.2, 1.5, 2.5, 6.0, 20.0)

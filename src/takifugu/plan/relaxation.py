@@ -26,16 +26,24 @@ KNAPSACKS, ITEMS = 16_000, 2_000_000
 them (times nodes). More thresholds than that are merged, which loosens the bound a little."""
 
 SHARES = 320
-"""Points of the grid of effective shares."""
+_APART = 1e-6
+"""Points of the grid of effective shares; how far marks are from each other, as a part of them."""
 
 
-def share_grid(fleet: Fleet, points: int = SHARES) -> Floats:
-    """Dense near 1, where the last and dearest nodes come in, and geometric towards the smallest share."""
+def share_grid(fleet: Fleet, points: int = SHARES, marks: Floats | None = None) -> Floats:
+    """Dense near 1, where the last and dearest nodes come in, and geometric towards the smallest share; and
+    at the marks (in rising order), unless there is a point."""
     least = float(fleet.levels[:, 0].min()) / fleet.total
     if fleet.mix is not None:
         least *= 1.0 - fleet.problem.label_weight * 0.999
     even = np.linspace(0.0, 1.0, points * 5 // 8 + 1)[1:]
-    return np.unique(np.concatenate([even, np.geomspace(min(max(least, 1e-5), 0.5), 1.0, points * 3 // 8)]))
+    grid = np.unique(np.concatenate([even, np.geomspace(min(max(least, 1e-5), 0.5), 1.0, points * 3 // 8)]))
+    if marks is None or not len(marks):
+        return grid
+    marks = marks[np.diff(marks, prepend=0.0) > _APART * marks]
+    after = np.searchsorted(grid, marks)
+    near = np.minimum(np.abs(grid[np.minimum(after, len(grid) - 1)] - marks), np.abs(grid[after - 1] - marks))
+    return np.union1d(grid, marks[(near > _APART * marks) & (marks < grid[-1])])
 
 
 def label_multipliers(
@@ -174,50 +182,33 @@ class Offers:
             t, s, self.tangent_j[::-3, ::-3][::-1, ::-1], self.left_j[::-3, ::-3][::-1, ::-1], False
         )
 
-    def price(self, per_second: float, per_round: float, convex: bool) -> tuple[Floats, Floats]:
-        """Least cost at each share under prices of time and rounds; only offers that can matter.
+    def priced(
+        self, per_second: float, per_round: float, energy: float, convex: bool
+    ) -> tuple[Floats, Floats]:
+        """Least cost at each share under prices of time, rounds and energy; only offers that can matter.
 
         An offer matters only if no offer with at least its share costs at most as much per share:
         the speed of a curve is share times something that never falls with the share.
         """
-        if self.exact:
-            cost = self.tangent_j[:, 0] + per_second * self.time_s + per_round
-        else:
-            timed = per_second * self.time_s[:, None]
-            cost = (self.tangent_j + timed).min(axis=0) + per_round
-            if not convex:
-                left = (self.left_j + timed).min(axis=0) + per_round
-                # Below the first grid point the tangent from nothing is the bound already.
-                cost[1:] = np.minimum(cost[1:], left[1:] * self.share[1:] / self.share[:-1])
+        tangent, left = self.tangent_j, self.left_j
+        if energy != 1.0:
+            tangent, left = weighted(tangent, energy), weighted(left, energy)
+        timed = per_second * self.time_s[:, None]
+        cost = (tangent + timed).min(axis=0) + per_round
+        if not convex:
+            # Below the first grid point the tangent from nothing is the bound already.
+            before = (left + timed).min(axis=0) + per_round
+            cost[1:] = np.minimum(cost[1:], before[1:] * self.share[1:] / self.share[:-1])
         order = np.argsort(-self.share, kind="stable")
         ratio = cost[order] / self.share[order]
         best = np.minimum.accumulate(np.concatenate([[np.inf], ratio[:-1]]))
         keep = order[ratio < best]
         return cost[keep], self.share[keep]
 
-    def steps(self) -> Floats:
-        """Upper ends of coarse intervals of shares, for bounds on one whole round."""
-        top = float(self.share.max())
-        even = np.linspace(0.0, top, 49)[1:]
-        return np.unique(np.concatenate([even, np.geomspace(max(top * 1e-3, 1e-9), top, 24)]))
 
-    def whole_round(self, per_second: float, per_round: float, energy: float) -> Floats:
-        """For each interval that ends at one of `steps()`: less than any round with a share in it costs."""
-        ends = self.steps()
-        starts = np.concatenate([[0.0], ends[:-1]])
-        if self.exact:
-            cost = energy * self.tangent_j[:, 0] + per_second * self.time_s
-            place = np.searchsorted(ends, self.share * (1 - 1e-12))
-            least = np.full(len(ends), np.inf)
-            np.minimum.at(least, np.minimum(place, len(ends) - 1), cost)
-            return least + per_round
-        # Column g of `left_j` bounds all rounds with a share above grid point g-1.
-        column = np.minimum(np.searchsorted(self.share, starts, side="right"), len(self.share) - 1)
-        left = self.left_j[:, column]
-        if energy == 0.0:
-            left = np.where(np.isinf(left), np.inf, 0.0)
-        cost = left + per_second * self.time_s[:, None]
-        return np.asarray(cost.min(axis=0)) + per_round
+def weighted(joules: Floats, weight: float) -> Floats:
+    """What is out of reach stays so, at any weight."""
+    return np.where(np.isinf(joules), np.inf, weight * np.where(np.isinf(joules), 0.0, joules))
 
 
 def exact_offers(options: Options) -> Offers:

@@ -19,8 +19,8 @@ from takifugu.plan.attendance import Attendance
 from takifugu.plan.curves import Curve, Exponential, Floats, Power, shape_of
 from takifugu.plan.families import Family
 from takifugu.plan.plan import Decision
-from takifugu.plan.potentials import Prices
 from takifugu.plan.problem import Problem
+from takifugu.plan.rounds import Prices
 from takifugu.plan.values import Values
 
 Ints = NDArray[np.int64]
@@ -93,7 +93,7 @@ class Guideposts:
     attendance: Attendance | None = None
     """Who is there when; nothing: everybody, always."""
     check: Callable[[], None] = lambda: None
-    phases: Sequence[tuple[float, float, Values]] = ()
+    phases: Sequence[tuple[float, Values]] = ()
     """When each ends, how many seconds more its values charge, and they themselves"""
     _menus: dict[tuple[int, int], Menu] = field(default_factory=dict, repr=False)
     _quick: Ready | None = None
@@ -131,9 +131,9 @@ class Guideposts:
             seconds = deadline_s - clock
             if self.phases:
                 ends = [end for end, *_ in self.phases]
-                end, over_s, self.values = self.phases[min(bisect_right(ends, clock), len(ends) - 1)]
+                end, self.values = self.phases[min(bisect_right(ends, clock), len(ends) - 1)]
                 # What is held back of a phase is not handed on to the next one.
-                seconds = (end - clock) * (1.0 - caution) + over_s
+                seconds = (end - clock) * (1.0 - caution)
             price = self._price(version, loss, seconds, most_rounds - len(steps))
             best = self._best(version, loss, clock, price)
             if best is None or best.end_s > problem.time_limit:

@@ -1,10 +1,10 @@
 """One call from a problem to a plan with a certificate: the least energy found, and a proven bound below it.
 
 The way there is a ladder, cheap rungs first, and it stops as soon as the gap is small enough. Small fleets,
-whose node sets can all be listed: the continuous bound, a sweep, the exact search. Others: plans along
-whole-round values and their certificate, up to three times, closer and closer; a sweep where the plan is at
-fault rather than the proof; then baselines and wider sweeps. No rung looks at the clock except to stop at a
-time limit, so the same problem gives the same plan.
+whose node sets can all be listed: the bound, a sweep, the exact search. Others: plans along estimated values
+and the bound at the best prices (by phases, where nodes come and go), up to three times, closer and closer,
+with a sweep in between; then baselines and wider sweeps. No rung looks at the clock except to stop at a time
+limit, so the same problem gives the same plan.
 """
 
 from __future__ import annotations
@@ -17,14 +17,13 @@ import numpy as np
 
 from takifugu.errors import UsageError
 from takifugu.plan.baselines import run_baselines
-from takifugu.plan.bounds import Guide
-from takifugu.plan.certificate import LOST, certify
+from takifugu.plan.bounds import Guide, start_bound
 from takifugu.plan.curves import Floats
 from takifugu.plan.options import Options
-from takifugu.plan.phase_rungs import CLEARLY, LOOKS, QUICKLY, SWEEP, WIDE_SWEEP, PhaseRungs
+from takifugu.plan.phase_rungs import LOOKS, SWEEP, WIDE_SWEEP, PhaseRungs
 from takifugu.plan.plan import Decision, Plan, meets_limits, replay
 from takifugu.plan.polish import polish
-from takifugu.plan.potentials import Potential
+from takifugu.plan.potentials import Landscape, Potential
 from takifugu.plan.prices import Priced
 from takifugu.plan.prices import around as prices_around
 from takifugu.plan.prices import at as prices_at
@@ -47,10 +46,8 @@ LARGE_FLEET, MANY = 2000, 200
 first, so that there is a plan in time."""
 _SPLITS, _PIECES = 2, 4
 """On large fleets, how often merged round times that matter are split, and in how many."""
-PASSES = ((300, 400, 800), (700, 1000, 1600))
-FINEST = 2200
-"""Losses of an estimate, of a certificate, and shares: the second pass looks closer. A third certificate, as
-fine as that, follows where the estimate says that it will do."""
+PASSES = ((300, 320), (700, 800))
+"""Losses and shares of an estimate: the second pass looks closer."""
 SMALL_ROWS = 20_000
 """Most rows (node sets, all versions) for which the exact search is tried first."""
 
@@ -109,7 +106,6 @@ class Solver(PhaseRungs):
         self.simplest: Plan | None = None
         """The cheapest of the baselines"""
         self.by_phases = False
-        self.phases_matter: bool | None = None
         self.reached: Reached | None = None
 
     def _in_time(self) -> None:
@@ -182,7 +178,7 @@ class Solver(PhaseRungs):
         large = len(self.problem.nodes) > LARGE_FLEET
         for _ in range(_SPLITS if large else 0):
             self.split_(_PIECES)  # of thousands of round times most are merged
-        for number, (cells, fine, points) in enumerate(PASSES):
+        for number, (cells, points) in enumerate(PASSES):
             if points != self.points and not large:
                 self.sharpen_(self.plan, points)
             terrain = Terrain(self.problem, self.offers, cells, self.check)
@@ -194,29 +190,21 @@ class Solver(PhaseRungs):
             self._follow(priced)
             if number == 0 and self.fleet.mix is not None and self.plan is not None and self.thorough:
                 self.sharpen_(self.plan, points)  # label prices that suit the plan
-                terrain = Terrain(self.problem, self.offers, cells, self.check)
+                terrain = Terrain(self.problem, self.offers, cells, self.check, terrain.grid)
                 priced = prices_around(terrain, self.prices)
                 self._follow(priced)
             if self.plan is None:
                 if self._hopeless():
                     return True
                 self._simple()
+            self._certify(priced)
             come_and_go = self.attendance is not None and not self.complete and not large
-            if come_and_go and not self._promising(priced, CLEARLY):
-                # With labels, sweeps need values at many prices: those of the bound are too few.
-                sweeps = () if self.fleet.mix is None else LOOKS[number].sweeps
-                self._led_by_phases(priced, LOOKS[number], sweeps)
-            if self.plan is not None and not self.thorough:
-                self._certify(terrain, priced, fine // 2)
-                return True
-            if not self.by_phases:
-                self._certify(terrain, priced, fine)
             if come_and_go and not self._good():
-                self._in_phases(priced, LOOKS[number])
-            if self._good():
+                self._in_phases(priced, LOOKS[number], prove=self.thorough)
+            if self._good() or (self.plan is not None and not self.thorough):
                 return True
-            if self.by_phases or self._promising(priced, CLEARLY) or (large and self.plan is not None):
-                continue  # the proof is at fault: a closer look (and sweeps are slow on large fleets)
+            if self.by_phases or (large and self.plan is not None):
+                continue  # they were led by phases already (and sweeps are slow on large fleets)
             width = WIDE_SWEEP if number else SWEEP
             rows = priced.values.potentials()
             along = (replace(self.limits, potentials=rows), rows[priced.best])
@@ -229,10 +217,10 @@ class Solver(PhaseRungs):
         self._follow(prices_around(finer, self.prices))  # plans gain a little from finer values, too
         if self._good():
             return True
-        self._certify(finer, prices_at(finer, priced.values.prices[priced.best]), FINEST)
+        self._certify(prices_at(finer, priced.values.prices[priced.best]))
         return self._good()
 
-    def _follow(self, priced: Priced, phases: Sequence[tuple[float, float, Values]] = ()) -> None:
+    def _follow(self, priced: Priced, phases: Sequence[tuple[float, Values]] = ()) -> None:
         """Plans along the values, the deadline and the round cap held back more and more."""
         values = priced.values
         posts = Guideposts(self.problem, self.families, values, self.attendance, self.check, phases)
@@ -250,27 +238,15 @@ class Solver(PhaseRungs):
             if best is not None:
                 self._offer(best.decisions(), "values")
 
-    def _certify(self, terrain: Terrain, priced: Priced, cells: int) -> None:
-        """The whole-round bound at the best prices, no finer than it has to be."""
-        if self._promising(priced, 1.0 - QUICKLY):
-            self._prove(terrain, priced, cells // 2, 0.4 * self.tolerance)
-            if self._good():
-                return
-        self._prove(terrain, priced, cells, LOST if self._promising(priced, 1.0) else 0.4 * self.tolerance)
-
-    def _prove(self, terrain: Terrain, priced: Priced, cells: int, lost: float) -> None:
-        """The more rounds there are, the finer."""
-        problem = self.problem
-        prices = priced.values.prices[priced.best]
+    def _certify(self, priced: Priced) -> None:
+        """The bound at the best prices."""
+        prices, problem = priced.values.prices[priced.best], self.problem
         limits = prices.per_second * (problem.time_limit - problem.start_time_s)
         limits += prices.per_round * (problem.max_rounds or 0)
         known = priced.energy_j if self.plan is None else self.plan.energy_j
-        rounds = 50 if self.plan is None else len(self.plan.rounds)
-        fine = [max(cells, min(4 * rounds, 3 * cells))] * len(problem.versions)
-        found = certify(
-            terrain, priced.values, priced.best, 1.3 * (known + limits), fine, lost=max(lost, LOST)
-        )
-        self._raise_bound(float(found.from_start(problem)[0]), "whole-round bound")
+        land = Landscape(problem, tuple(self.offers), self.ground, self.check)
+        found = land.potential(prices, most_j=1.3 * (known + limits))
+        self._raise_bound(start_bound(land, found), "bound")
 
     def _good(self) -> bool:
         if self.plan is None:

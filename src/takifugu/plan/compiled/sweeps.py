@@ -12,9 +12,9 @@ from takifugu.plan.curves import Floats
 
 Ints = NDArray[np.int64]
 
-Ranks = tuple[Floats, Floats, Floats, Floats, Floats, Floats, float]
-"""[phase] when it ends, how many seconds more its values charge; a grid of losses and
-`value[phase, version, point, price]` on it; prices of seconds and of rounds; the most rounds."""
+Ranks = tuple[Floats, Floats, Floats, Floats, Floats, float]
+"""[phase] when it ends; a grid of losses and `value[phase, version, point, price]` on it; prices of seconds
+and of rounds; the most rounds."""
 Least = tuple[Floats, Floats, Floats, Floats, float, float]
 """The least time, on a grid of losses, and the fewest rounds on theirs; how much there is of both."""
 Labels = tuple[Ints, Floats, Floats, Floats, Floats]
@@ -51,12 +51,12 @@ def standing(
 ) -> tuple[int, float, float, int, float]:
     """The phase of a state, the seconds and rounds that are left in it, the grid point below its loss and the
     part of the way to the next one."""
-    ends, over_s, grid, most_rounds = ranks[0], ranks[1], ranks[2], ranks[6]
+    ends, grid, most_rounds = ranks[0], ranks[1], ranks[5]
     phase = 0
     while phase < len(ends) - 1 and clock >= ends[phase]:
         phase += 1
-    # What is held back of a phase is not handed on to the next one; what is charged on top is not.
-    seconds = (ends[phase] - clock) * (1.0 - caution) + over_s[phase]
+    # What is held back of a phase is not handed on to the next one.
+    seconds = (ends[phase] - clock) * (1.0 - caution)
     left = (most_rounds - rounds) * (1.0 - caution)
     at = point_below(grid, loss)
     part = min(max((loss - grid[at]) / (grid[at + 1] - grid[at]), 0.0), 1.0)
@@ -77,8 +77,8 @@ def rank(
     """What is left to pay at the price that says most; where that is `enough`, maybe less than that. `first`:
     by phase the price that said enough the last time, which is asked first."""
     phase, seconds, left, at, part = standing(ranks, loss, clock, rounds, caution)
-    per_second, per_round = ranks[4], ranks[5]
-    low, high = ranks[3][phase, version, at], ranks[3][phase, version, at + 1]
+    per_second, per_round = ranks[3], ranks[4]
+    low, high = ranks[2][phase, version, at], ranks[2][phase, version, at + 1]
     best, count, begin = 0.0, len(per_second), first[phase]
     for k in range(count):
         p = begin + k if begin + k < count else begin + k - count
@@ -99,8 +99,8 @@ def best_price(
 ) -> tuple[int, int]:
     """The phase of a state, and the price that says most there."""
     phase, seconds, left, at, part = standing(ranks, loss, clock, rounds, caution)
-    per_second, per_round = ranks[4], ranks[5]
-    low, high = ranks[3][phase, version, at], ranks[3][phase, version, at + 1]
+    per_second, per_round = ranks[3], ranks[4]
+    low, high = ranks[2][phase, version, at], ranks[2][phase, version, at + 1]
     best, price = -np.inf, 0
     for p in range(len(per_second)):
         here = low[p] + part * (high[p] - low[p]) - per_second[p] * seconds
@@ -173,8 +173,8 @@ def expand(
         if per_round:
             charged = per_round * (most_rounds - rounds) * (1.0 - caution)
         phase, price = best_price(ranks, target, losses[i], clocks[i], done_rounds[i], caution)
-        points, rate, fee = ranks[2], ranks[4][price], ranks[5][price]
-        values = ranks[3][phase, target, :, price]
+        points, rate, fee = ranks[1], ranks[3][price], ranks[4][price]
+        values = ranks[2][phase, target, :, price]
         here = left_on(points, values, losses[i])
         for b in range(bins):
             if known:
