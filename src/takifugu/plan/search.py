@@ -19,7 +19,7 @@ from takifugu.plan.curves import Floats
 from takifugu.plan.options import Options
 from takifugu.plan.plan import Decision
 from takifugu.plan.problem import Problem
-from takifugu.plan.ways import Ways, bounds, columns
+from takifugu.plan.ways import Ways, bounds
 
 Ints = NDArray[np.int64]
 
@@ -72,7 +72,7 @@ class Search:
     observe: Callable[[Layer], None] | None = None
     """Sees every surviving layer (the front is collected this way)."""
     ways: Ways | None = None
-    """Where rounds lead, if that is known beforehand."""
+    """Options as arrays and where rounds lead, if that is known beforehand."""
 
     def __post_init__(self) -> None:
         problem, index = self.problem, self.problem.version_index
@@ -85,7 +85,6 @@ class Search:
         energy_j, time_s, jump = (np.array([row[k] for row in rows], dtype=np.float64) for k in (2, 3, 4))
         self._moves = (source, target, energy_j, time_s, jump)
         self._widths = np.array([0 if o is None else len(o) for o in self.options])[target]
-        self._rounds = columns(self.options, [v.curve for v in problem.versions])
         self._ways = self.ways or Ways.of(problem, self.options)
         self._bounds = bounds(self.guide, len(problem.versions))
         self._layers: list[Layer] = []
@@ -164,7 +163,7 @@ class Search:
                 self._moves,
                 first,
                 last,
-                self._rounds,
+                self._ways.rounds,
                 self._ways.shapes,
                 self._ways.tables,
                 self._bounds,

@@ -26,7 +26,7 @@ _MOST = 4_000_000
 
 @dataclass
 class Ways:
-    """Where rounds lead. Tables grow by the losses that labels have."""
+    """Options as arrays, and where rounds lead. Tables grow by the losses that labels have."""
 
     problem: Problem
     options: Sequence[Options | None]
@@ -58,6 +58,7 @@ class Ways:
     def __post_init__(self) -> None:
         from takifugu.plan.compiled import labels
 
+        self.rounds = columns(self.options, [v.curve for v in self.problem.versions])
         self._tabled = [
             v for v, o in enumerate(self.options) if o is not None and self.shapes[0][v] == labels.TABLE
         ]
