@@ -174,7 +174,7 @@ class Solver(PhaseRungs):
             self._exact(3_000_000)
 
     def _passes(self) -> bool:
-        """Plans along values and their certificates; true if nothing is left to do."""
+        """Plans along values, and bounds; true if nothing is left to do."""
         large = len(self.problem.nodes) > LARGE_FLEET
         for _ in range(_SPLITS if large else 0):
             self.split_(_PIECES)  # of thousands of round times most are merged

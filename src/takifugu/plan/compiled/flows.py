@@ -1,5 +1,5 @@
-"""Loops of the certificate over a grid of losses: what is left to pay if rounds could be cut short, and what
-a round costs that must come first (docs/decisions/104)."""
+"""Loops of the bound over a grid of losses: what is left to pay if rounds could be cut short, and what
+a round costs that must come first (docs/decisions/101)."""
 
 from __future__ import annotations
 
