@@ -54,6 +54,11 @@ class ReportError(TakifuguError):
     """A run folder or plan file that no page can be made of."""
 
 
+class InternalError(RuntimeError):
+    """A result that contradicts another one: a mistake in Takifugu itself, never the user's. Nothing that was
+    computed on the way may be used."""
+
+
 class TakifuguWarning(UserWarning):
     """Something was done, but not quite as the user may believe."""
 

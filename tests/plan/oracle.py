@@ -18,6 +18,8 @@ class Move:
     energy: float
     share: float
     windows: list[list[list[float]]]
+    slowest: float
+    """The slowest node's time, without the overhead."""
 
 
 @dataclass
@@ -71,6 +73,7 @@ def all_moves(problem: dict[str, Any], version: dict[str, Any]) -> list[Move]:
                 joules + extra.get("overhead_j", 0.0),
                 q / total,
                 [n["available"] for n, _ in team if "available" in n],
+                slowest,
             )
         )
     return moves

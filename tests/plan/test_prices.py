@@ -87,7 +87,7 @@ def test_merged_round_times_are_split_until_nothing_is_lost(
         now = parts.offers[1]
         assert now is not None
         assert (np.diff(now.time_s) > 0).all()
-        assert (now.time_s[1:] > now.until_s[:-1]).all()  # type: ignore[index]
+        assert (now.slowest_s[1:] > now.until_s[:-1]).all()  # type: ignore[index]
         assert (least(now)[1] >= before * (1 - 1e-12)).all()
         for bound, truth in zip(least(now), least(apart), strict=True):
             assert (bound <= truth * (1 + 1e-12)).all()

@@ -46,7 +46,7 @@ def check_offers(offers: Offers, moves: list[Move]) -> list[float]:
         assert (~(np.diff(offers.left_j, axis=1) < 0)).all()
     close = []
     for move in moves:
-        row = int(np.searchsorted(offers.until_s, move.time * (1 - 1e-12)))
+        row = int(np.searchsorted(offers.until_s, move.slowest * (1 - 1e-12)))
         column = int(np.searchsorted(offers.share, move.share * (1 - 1e-12)))
         assert offers.time_s[row] <= move.time * (1 + 1e-12)
         before = offers.share[column - 1] if column else 0.0

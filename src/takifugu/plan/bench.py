@@ -17,7 +17,8 @@ from takifugu.plan.plan import Decision, Plan, meets_limits, replay
 from takifugu.plan.problem import Problem
 from takifugu.plan.turnout import AtOnce, Muster, Turnout
 
-_MOST_ROUNDS = 2000
+MOST_ROUNDS = 2000
+"""Baselines are followed for so many rounds: each of them is walked along step by step, many times."""
 _SLACK = 1 + 1e-9
 """Sums of energies may differ by less than this."""
 MOST_COHORTS, _WHOLE_TURNS = 4, 12
@@ -59,7 +60,7 @@ class Bench:
 
     @cached_property
     def rounds(self) -> int:
-        return min(self.problem.max_rounds or _MOST_ROUNDS, _MOST_ROUNDS)
+        return min(self.problem.rounds_limit, MOST_ROUNDS)
 
     def everyone(self, version: int) -> dict[int, int]:
         if version not in self._all:

@@ -81,6 +81,10 @@ class _DataCurve:
         # docs/decisions/101: the second derivative is non-negative exactly when the exponent is at most 1.
         return self.data_gain == 0.0 or self.data_exponent <= 1.0
 
+    def repeated(self, loss: Floats, share: Floats, rounds: Floats) -> Floats:
+        """The loss after so many equal rounds: as flows, they follow one another in one formula."""
+        raise NotImplementedError
+
     def parameters(self) -> dict[str, float]:
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
@@ -91,9 +95,12 @@ class Exponential(_DataCurve):
     rate: float
 
     def step(self, loss: Floats, share: Floats) -> Floats:
+        return self.repeated(loss, share, np.float64(1.0))  # type: ignore[arg-type]
+
+    def repeated(self, loss: Floats, share: Floats, rounds: Floats) -> Floats:
         a = self.asymptote(np.asarray(share, dtype=float))
         above = np.maximum(loss - a, 0.0)
-        moved = a + above * np.exp(-self.rate * share)
+        moved = a + above * np.exp(-self.rate * share * rounds)
         return np.where(loss > a, np.minimum(moved, loss), loss)
 
     def step_one(self, loss: float, share: float) -> float:
@@ -116,13 +123,16 @@ class Power(_DataCurve):
     exponent: float
 
     def step(self, loss: Floats, share: Floats) -> Floats:
+        return self.repeated(loss, share, np.float64(1.0))  # type: ignore[arg-type]
+
+    def repeated(self, loss: Floats, share: Floats, rounds: Floats) -> Floats:
         share = np.asarray(share, dtype=float)
         a = self.asymptote(share)
         above = np.maximum(loss - a, 0.0)
         # u -> (u^(-1/e) + share)^(-e), in logarithms: exponents from 0.05 to 20 would overflow.
         with np.errstate(divide="ignore", invalid="ignore"):
             back = -np.log(above / self.scale) / self.exponent
-            moved = a + self.scale * np.exp(-self.exponent * np.logaddexp(back, np.log(share)))
+            moved = a + self.scale * np.exp(-self.exponent * np.logaddexp(back, np.log(share * rounds)))
         return np.where(above > 0.0, np.minimum(moved, loss), loss)
 
     def step_one(self, loss: float, share: float) -> float:

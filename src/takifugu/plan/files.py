@@ -17,7 +17,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from takifugu.errors import ProblemError
 from takifugu.plan import curves
-from takifugu.plan.problem import Node, Problem, Switch, Version
+from takifugu.plan.problem import MOST_ROUNDS, Node, Problem, Switch, Version
 
 LARGEST = 1e50
 """Figures beyond it, and divisors below one over it, are mistakes; what follows from them overflows."""
@@ -50,7 +50,9 @@ class _Table(BaseModel):
 class TargetTable(_Table):
     loss: Finite = Field(description="the loss to reach")
     deadline_s: Annotated[Instant, Field(gt=0)] = Field(description="seconds, counted from time 0")
-    max_rounds: Annotated[int, Field(ge=1)] | None = Field(None, description="a whole number of rounds")
+    max_rounds: Annotated[int, Field(ge=1, le=MOST_ROUNDS)] | None = Field(
+        None, description=f"a whole number of rounds, at most {MOST_ROUNDS:,}; that many if absent"
+    )
 
 
 class StartTable(_Table):

@@ -54,6 +54,8 @@ class RoundCost:
     energy_j: float
     share: float
     """Effective samples over all samples of the fleet, q/Q."""
+    slowest_s: float
+    """The time of the slowest member: `time_s` without the round's overhead."""
 
 
 @dataclass(frozen=True)
@@ -136,6 +138,7 @@ class Fleet:
             slowest + self.problem.overhead_s,
             float(joules.sum()) + self.problem.overhead_j,
             float(self.shares(row)),
+            slowest,
         )
 
     def common_windows(self, who: Iterable[int]) -> tuple[Window, ...] | None:

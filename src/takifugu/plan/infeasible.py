@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from takifugu.plan.options import Options, enumerable, enumerate_options
-from takifugu.plan.problem import Node, Problem
+from takifugu.plan.options import Options, enumerate_options
+from takifugu.plan.problem import MOST_ROUNDS, Node, Problem
 from takifugu.plan.reach import Reach, Reached, fastest
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def explained(solver: Solver, result: Result) -> Result:
         reached = reach(problem, solver.check)
         best_loss = reached.best_loss
         earliest = reached.time_s if np.isfinite(reached.time_s) else None
-        reasons = list(_reasons(problem, reached, solver.check))
+        reasons = list(_reasons(problem, reached, solver))
     except OutOfTime:
         reasons.append("the time limit came before the smallest changes were found")
     return replace(
@@ -49,20 +49,24 @@ def reach(problem: Problem, check: Callable[[], None]) -> Reached:
 
     solver = Solver(problem, 0.01, None, lambda _: None)
     options: list[Options | None]
-    if all(enumerable(solver.fleet, v) for v in solver.versions):
+    if solver.complete:
         options = [enumerate_options(solver.fleet, v) for v in solver.versions]
     else:
         options = solver.quick_options()
-    return Reach(problem, [fastest(o) for o in options], most_labels=200, check=check).run()
+    found = Reach(problem, [fastest(o) for o in options], most_labels=200, check=check).run()
+    found.exact = found.exact and solver.complete
+    return found
 
 
-def _reasons(problem: Problem, reached: Reached, check: Callable[[], None]) -> list[str]:
+def _reasons(problem: Problem, reached: Reached, solver: Solver) -> list[str]:
     reasons: list[str] = []
+    check = solver.check
     if np.isfinite(reached.time_s):
         late = reached.time_s - problem.deadline_s
+        takes = "takes until" if reached.exact else "takes, by the fastest plan found, until"
         reasons.append(
-            f"the deadline binds: the loss {problem.target_loss:g} takes until {reached.time_s:.6g} s "
-            f"at the earliest, the deadline is {problem.deadline_s:g} s"
+            f"the deadline binds: the loss {problem.target_loss:g} {takes} {reached.time_s:.6g} s"
+            f"{' at the earliest' if reached.exact else ''}, the deadline is {problem.deadline_s:g} s"
         )
         reasons.append(f"feasible with deadline +{_duration(late)} ({_round_up(reached.time_s, 6):g} s)")
     else:
@@ -82,9 +86,9 @@ def _reasons(problem: Problem, reached: Reached, check: Callable[[], None]) -> l
                     f"deadline_s = {_round_up(uncapped.time_s, 6):g} together"
                 )
         else:
-            reasons += _out_of_reach(problem, check)
-    if reached.best_loss < problem.start_loss:
-        reasons.append(f"feasible with loss {_round_up(reached.best_loss):g} by the same deadline")
+            reasons += _out_of_reach(problem, uncapped, solver)
+    if (advised := _round_up(reached.best_loss)) < problem.start_loss:
+        reasons.append(f"feasible with loss {advised:g} by the same deadline")
     twins = _more_nodes(problem, check)
     if twins:
         reasons.append(twins)
@@ -101,9 +105,10 @@ def _fewest_rounds(problem: Problem, enough: int, check: Callable[[], None]) -> 
     return high
 
 
-def _out_of_reach(problem: Problem, check: Callable[[], None]) -> list[str]:
-    """What keeps the loss out of reach at any time: who is there, who has room, or the curves."""
-    loss = f"{problem.target_loss:g}"
+def _out_of_reach(problem: Problem, uncapped: Reached, solver: Solver) -> list[str]:
+    """What keeps the loss out of reach at any time: who is there, who has room, or the curves. `uncapped`: how
+    far one gets without a cap on rounds."""
+    loss, check = f"{problem.target_loss:g}", solver.check
     always = tuple(replace(node, available=None) for node in problem.nodes)
     roomy = tuple(replace(node, memory_bytes=None) for node in problem.nodes)
     for nodes, binds, change in (
@@ -116,7 +121,24 @@ def _out_of_reach(problem: Problem, check: Callable[[], None]) -> list[str]:
         if np.isfinite(reach(replace(freed, max_rounds=None), check).time_s):
             works = reach(freed, check).time_s <= problem.time_limit
             return [binds, *([f"feasible with nodes {change}"] if works else [])]
-    return [f"the loss binds: no version gets down to {loss} on this fleet, however long it trains"]
+    if (uncapped.exact and uncapped.ended) or _below_every_floor(problem):
+        return [f"the loss binds: no version gets down to {loss} on this fleet, however long it trains"]
+    if solver.fewest_rounds > MOST_ROUNDS:
+        return [
+            f"the rounds bind: the loss {loss} takes at least {solver.fewest_rounds:.3g} rounds by the curves, "
+            f"and a plan has at most {MOST_ROUNDS:,}"
+        ]
+    return [f"the loss binds: no plan of up to {MOST_ROUNDS:,} rounds was found that gets down to {loss}"]
+
+
+def _below_every_floor(problem: Problem) -> bool:
+    """Whether the target lies at or below the floor of every version that switches lead to."""
+    there, new = set[str](), {problem.start_version}
+    while new:
+        there |= new
+        new = {s.target for s in problem.switches if s.source in there} - there
+    floors = [getattr(v.curve, "floor", -np.inf) for v in problem.versions if v.name in there]
+    return all(floor >= problem.loss_limit for floor in floors)
 
 
 def _more_nodes(problem: Problem, check: Callable[[], None]) -> str | None:

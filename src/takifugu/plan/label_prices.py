@@ -26,29 +26,33 @@ MOST = 14
 def cheapest_rounds(
     problem: Problem, offers: Sequence[Offers | None], priced: Priced
 ) -> list[tuple[int, float, float]]:
-    """Version, share and length of the relaxed rounds that the values lead through."""
+    """Version, share and slowest node's time of the relaxed rounds that the values lead through."""
     prices = priced.values.prices[priced.best]
-    families = [None if o is None else _as_family(o, prices.per_second) for o in offers]
-    posts = Guideposts(problem, families, priced.values)
+    rounds = [None if o is None else _as_family(o, prices.per_second) for o in offers]
+    posts = Guideposts(problem, [None if r is None else r[0] for r in rounds], priced.values)
     for caution in _HELD_BACK:
         trail = posts.follow(caution)
         if trail is not None:
             count = Counter((r.version, r.row) for r in trail.rounds)
             found = []
             for (version, row), _ in count.most_common(MOST):
-                family = families[version]
-                assert family is not None
-                found.append((version, float(family.share[row]), float(family.time_s[row])))
+                family_and_times = rounds[version]
+                assert family_and_times is not None
+                family, slowest_s = family_and_times
+                found.append((version, float(family.share[row]), float(slowest_s[row])))
             return found
     return []
 
 
-def _as_family(offers: Offers, per_second: float) -> Family:
-    """The cheapest relaxed round of every share, as if it were one of real nodes."""
+def _as_family(offers: Offers, per_second: float) -> tuple[Family, Floats]:
+    """The cheapest relaxed round of every share, as if it were one of real nodes; and its slowest node's
+    time."""
+    slowest_s = offers.time_s if offers.slowest_s is None else offers.slowest_s
     row = (offers.tangent_j + per_second * offers.time_s[:, None]).argmin(axis=0)
     energy: Floats = offers.tangent_j[row, np.arange(len(row))]
     fine = np.flatnonzero(np.isfinite(energy))
     nothing = np.zeros(len(fine), dtype=np.int64)
-    return Family(
+    family = Family(
         offers.time_s[row[fine]], energy[fine], offers.share[fine], nothing, nothing, *(nothing[:0],) * 3
     )
+    return family, slowest_s[row[fine]]

@@ -80,6 +80,7 @@ def enumerate_options(fleet: Fleet, version: int) -> Options:
 
 def listed_options(fleet: Fleet, version: int, used: Floats) -> Options:
     """Rows of samples used ([row, node]), without those that another beats at all times."""
+    assert used.any(axis=1).all(), "a round without nodes is no round"
     time_s, energy_j, share = rate_rows(fleet, version, used)
     windows = window_patterns(fleet, used > 0)
     rows = prune(time_s, energy_j, share, windows)

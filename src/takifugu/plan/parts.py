@@ -257,14 +257,20 @@ class Parts:
     @cached_property
     def limits(self) -> Guide:
         """The least time and the fewest rounds from any state: what cannot be done at all."""
-        rounds = self.problem.max_rounds
         return Guide(
             (),
             self.land.potential(Prices(per_second=1.0, energy=0.0)),
             self.land.potential(Prices(per_round=1.0, energy=0.0)),
             self.problem.time_limit,
-            np.inf if rounds is None else float(rounds),
+            float(self.problem.rounds_limit),
         )
+
+    @cached_property
+    def fewest_rounds(self) -> float:
+        """No plan has fewer rounds than this."""
+        problem = self.problem
+        start = problem.version_index[problem.start_version]
+        return float(self.limits.least_rounds.at(start, np.array([problem.start_loss]))[0])
 
     @cached_property
     def dual(self) -> Dual:
@@ -299,7 +305,8 @@ class Parts:
             # Row by row: for every share its best time, then for every share its second best, and so on.
             rows = best[np.isfinite(np.take_along_axis(cost, best, axis=0))]
             _, first = np.unique(rows, return_index=True)
-            found.append(offers.time_s[rows[np.sort(first)]] - self.problem.overhead_s)
+            assert offers.slowest_s is not None
+            found.append(offers.slowest_s[rows[np.sort(first)]])
         return found
 
     def family_options(self, bins: int) -> list[Options | None]:

@@ -151,9 +151,19 @@ class Flow:
             shares = offers.share
         slow = ground.slowness(version, share, shares)
         # The least of these lines is concave, so its integral is at least the chord's.
-        first, last, top = ((cost[:, None] * x).min(axis=0) for x in (slow.first, slow.last, slow.top))
+        first, last, top = (_times(cost, x).min(axis=0) for x in (slow.first, slow.last, slow.top))
         flow = 0.5 * width * (np.maximum(first, 0.0) + np.maximum(last, 0.0))
         return cls(all_charges, shares, flow, top)
+
+
+def _times(cost: Floats, slowness: Floats) -> Floats:
+    """[share, cell]: their product. A round that leads nowhere stays out of reach if it costs nothing."""
+    if (cost > 0.0).all():
+        return cost[:, None] * slowness
+    with np.errstate(invalid="ignore"):
+        product: Floats = cost[:, None] * slowness
+    product[np.isinf(slowness)] = np.inf
+    return product
 
 
 @dataclass(frozen=True)

@@ -91,6 +91,10 @@ class Node:
         return measured if measured is not None else version.train_flops_per_sample * self.joules_per_flop
 
 
+MOST_ROUNDS = 100_000
+"""A plan has at most so many rounds, also where the problem sets no cap: it lists every one of them."""
+
+
 @dataclass(frozen=True)
 class Problem:
     target_loss: float
@@ -147,6 +151,11 @@ class Problem:
     @cached_property
     def time_limit(self) -> float:
         return at_most(self.deadline_s)
+
+    @property
+    def rounds_limit(self) -> int:
+        """The most rounds a plan may have."""
+        return MOST_ROUNDS if self.max_rounds is None else self.max_rounds
 
     def with_reserve(self, share: float) -> Problem:
         """The same with an earlier deadline: this share of the time that is left is kept in reserve."""

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
-from takifugu.plan.curves import Floats
+from takifugu.plan.curves import Exponential, Floats, Power
 from takifugu.plan.options import Ints, Options
 from takifugu.plan.plan import Decision
 from takifugu.plan.potentials import Potential
-from takifugu.plan.problem import Problem
+from takifugu.plan.problem import MOST_ROUNDS, Problem
 from takifugu.plan.ways import start_table
 
-_MOST_ROUNDS = 100_000
+_LAYERS = 400
+"""Where more rounds than this are needed, labels take several equal rounds at once."""
 
 
 @dataclass
@@ -30,6 +32,8 @@ class Reached:
     """The lowest loss at the deadline."""
     exact: bool = True
     """Whether no label was dropped that might have mattered (given the options)."""
+    ended: bool = False
+    """Whether it ended because nothing lowers the loss any more, not because of a limit on rounds."""
 
 
 @dataclass
@@ -39,6 +43,7 @@ class _Layer:
     loss: Floats
     parent: Ints
     option: Ints
+    """The option of the round, or of the `Reach.repeat` equal rounds, that led here"""
 
 
 def fastest(options: Options | None) -> Options | None:
@@ -62,6 +67,8 @@ class Reach:
     most_labels: int = 120
     """Per version and round."""
     check: Callable[[], None] = field(default=lambda: None)
+    repeat: int = field(default=1, init=False)
+    """So many equal rounds are taken at once."""
 
     def run(self) -> Reached:
         problem, reached = self.problem, Reached()
@@ -76,8 +83,9 @@ class Reach:
         none = np.full(1, -1)
         layers = [_Layer(first, np.full(1, problem.start_time_s), np.full(1, problem.start_loss), none, none)]
         front: list[Floats] = [np.zeros((0, 2)) for _ in problem.versions]
-        limit = min(problem.max_rounds or _MOST_ROUNDS, _MOST_ROUNDS)
-        for _ in range(limit):
+        self.repeat = self._several()
+        reached.exact = self.repeat == 1
+        for _ in range(problem.rounds_limit // self.repeat):
             self.check()
             layer = layers[-1]
             kept: list[_Layer] = []
@@ -98,12 +106,31 @@ class Reach:
                     if len(children.version):
                         kept.append(children)
             if not kept:
+                reached.ended = self.repeat == 1
                 break
             names = ("version", "clock", "loss", "parent", "option")
             layers.append(_Layer(*(np.concatenate([getattr(k, n) for k in kept]) for n in names)))
-        else:
-            reached.exact = reached.exact and limit < _MOST_ROUNDS
         return reached
+
+    def _several(self) -> int:
+        """How many equal rounds labels take at once, so that there are not too many layers."""
+        problem = self.problem
+        curves = [v.curve for v in problem.versions]
+        if not all(isinstance(c, Exponential | Power) for c in curves):
+            return 1
+        fewest, allowed = float(problem.rounds_limit), 0.0
+        left_s = max(problem.time_limit - problem.start_time_s, 0.0)
+        for curve, options in zip(curves, self.options, strict=True):
+            if options is None or not len(options):
+                continue
+            if any(w is not None for w in options.windows):
+                return 1  # several rounds need not lie in one window
+            assert isinstance(curve, Exponential | Power)
+            share = np.full(1, options.share.max())
+            fewest = min(fewest, _rounds_needed(curve, problem.start_loss, share, problem.loss_limit))
+            allowed = max(allowed, left_s / float(options.time_s.min()))
+        # Beyond the deadline only the target is of interest, below it also how far one gets.
+        return max(1, int(min(fewest, max(allowed, 1.0) if np.isinf(fewest) else fewest) // _LAYERS))
 
     def _rounds(
         self,
@@ -118,21 +145,33 @@ class Reach:
     ) -> _Layer | None:
         from takifugu.plan.compiled import sets
 
-        problem = self.problem
+        problem, curve = self.problem, self.problem.versions[target].curve
         start = ready[:, None] if table is None else sets.earliest_starts(ready, *table)
-        clock = start + options.time_s
-        after = problem.versions[target].curve.step(loss[:, None], options.share[None, :])
-        intime = clock <= problem.time_limit
+        clock = start + self.repeat * options.time_s
+        if self.repeat == 1:
+            after = curve.step(loss[:, None], options.share[None, :])
+            count = intime = clock <= problem.time_limit
+            best = after
+        else:
+            assert isinstance(curve, Exponential | Power)
+            lowered = partial(curve.repeated, loss[:, None], options.share[None, :])
+            after = lowered(np.float64(self.repeat))
+            # As many of them as end by the deadline.
+            count = np.clip((problem.time_limit - start) // options.time_s, 0, self.repeat)
+            intime, best = count > 0, lowered(count)
         if intime.any():
-            reached.best_loss = min(reached.best_loss, float(after[intime].min()))
+            reached.best_loss = min(reached.best_loss, float(best[intime].min()))
         done = (after <= problem.loss_limit) & np.isfinite(clock)
         if done.any():
-            ends = np.where(done, clock, np.inf)
+            needed = np.ones(after.shape)
+            if self.repeat > 1:
+                needed = _fewest(lowered, self.repeat, problem.loss_limit, after.shape)
+            ends = np.where(done, start + needed * options.time_s, np.inf)
             first, way = divmod(int(ends.argmin()), len(options))
             if ends[first, way] < reached.time_s:
                 reached.time_s = float(ends[first, way])
-                last = Decision(target, options.used(way))
-                reached.decisions = (*self._path(layers, int(rows[first])), last)
+                last = [Decision(target, options.used(way))] * int(needed[first, way])
+                reached.decisions = (*self._path(layers, int(rows[first])), *last)
         useful = np.isfinite(clock) & ~done & (clock < reached.time_s)
         label, option = np.nonzero(useful)
         if not len(label):
@@ -151,7 +190,7 @@ class Reach:
             version = int(layer.version[row])
             options = self.options[version]
             assert options is not None
-            steps.append(Decision(version, options.used(int(layer.option[row]))))
+            steps += [Decision(version, options.used(int(layer.option[row])))] * self.repeat
             row = int(layer.parent[row])
         return tuple(reversed(steps))
 
@@ -171,3 +210,23 @@ class Reach:
             reached.exact = False
             rows = rows[np.unique(np.linspace(0, len(rows) - 1, self.most_labels).astype(int))]
         return _Layer(new.version[rows], new.clock[rows], new.loss[rows], new.parent[rows], new.option[rows])
+
+
+def _rounds_needed(curve: Exponential | Power, loss: float, share: Floats, limit: float) -> float:
+    """How many equal rounds lead from a loss to the limit; infinity if more of them than any plan has."""
+    start, count = np.full(1, loss), 1.0
+    while count <= MOST_ROUNDS and curve.repeated(start, share, np.full(1, count))[0] > limit:
+        count *= 2.0
+    return np.inf if count > MOST_ROUNDS else count
+
+
+def _fewest(
+    lowered: Callable[[Floats], Floats], most: int, limit: float, shape: tuple[int, ...]
+) -> Floats:
+    """The fewest of up to `most` equal rounds that meet the limit (`most` where none do)."""
+    low, high = np.zeros(shape), np.full(shape, float(most))
+    while (high - low > 1).any():
+        middle = np.floor(0.5 * (low + high))
+        met = lowered(middle) <= limit
+        low, high = np.where(met, low, middle), np.where(met, np.maximum(middle, 1.0), high)
+    return high

@@ -82,8 +82,9 @@ def priced_multipliers(
             cost = offer.tangent_j[:, min(column, len(offer.share) - 1)] + per_second * offer.time_s
             if not np.isfinite(cost).any():
                 continue
-            limit = float(offer.time_s[int(cost.argmin())]) - fleet.problem.overhead_s
-            z = _dual_multiplier(fleet, version, level, limit * (1 + 1e-12))
+            assert offer.slowest_s is not None
+            limit_s = float(offer.slowest_s[int(cost.argmin())])
+            z = _dual_multiplier(fleet, version, level, limit_s)
             if z is not None:
                 found.append(z)
     return np.unique(np.round(np.array(found), 4), axis=0)
@@ -92,15 +93,14 @@ def priced_multipliers(
 def used_multipliers(fleet: Fleet, known: Floats, rounds: Iterable[tuple[int, Used]]) -> Floats:
     """More multipliers, for rounds (version, samples used) of a plan: there the bound has to be close."""
     costs = [(version, fleet.round_cost(version, used)) for version, used in rounds]
-    return round_multipliers(fleet, known, [(version, c.share, c.time_s) for version, c in costs])
+    return round_multipliers(fleet, known, [(version, c.share, c.slowest_s) for version, c in costs])
 
 
 def round_multipliers(fleet: Fleet, known: Floats, rounds: Iterable[tuple[int, float, float]]) -> Floats:
-    """More multipliers, for rounds of a version with a share and a length."""
+    """More multipliers, for rounds of a version with a share and the time of their slowest node."""
     found = list(known)
-    for version, share, time_s in rounds:
-        limit_s = (time_s - fleet.problem.overhead_s) * (1 + 1e-12)
-        z = _dual_multiplier(fleet, version, share, limit_s)
+    for version, share, slowest_s in rounds:
+        z = _dual_multiplier(fleet, version, share, slowest_s)
         if z is not None:
             found.append(z)
     return np.unique(np.round(np.array(found), 4), axis=0)
@@ -162,8 +162,12 @@ class Offers:
     """Whether the rows are complete achievable rounds (one time per row, no grid)."""
     multiplier: NDArray[np.int64] | None = None
     """[time, share]: of the labels' multipliers the one that the bound comes from"""
+    slowest_s: Floats | None = None
+    """[time]: the time of the slowest node, without the round's overhead. Never recover it as a difference: a
+    large overhead cancels it, and a bound would lose the slowest node."""
     until_s: Floats | None = None
-    """[time]: where round times are merged, the longest that is charged as `time_s`"""
+    """[time]: where round times are merged, the longest time of a slowest node that is charged as
+    `slowest_s`, also without the overhead"""
 
     def needed(self, per_second: float, nearly: float) -> NDArray[np.int64]:
         """Multipliers without which some round that is nearly the cheapest of its share would cost less."""
@@ -244,7 +248,8 @@ def relaxed_offers(
         left + problem.overhead_j,
         exact=False,
         multiplier=which,
-        until_s=highs + problem.overhead_s,
+        slowest_s=lows,
+        until_s=highs,
     )
 
 
@@ -254,17 +259,17 @@ def split_offers(
     """Offers anew where merged round times matter: those at which some share is cheapest, in pieces."""
     from takifugu.plan.compiled import sets
 
+    assert offers.slowest_s is not None
     assert offers.until_s is not None
     best = (offers.tangent_j + per_second * offers.time_s[:, None]).argmin(axis=0)
-    rows = np.unique(best[offers.until_s[best] > offers.time_s[best]])
+    rows = np.unique(best[offers.until_s[best] > offers.slowest_s[best]])
     if not len(rows):
         return offers
     who, crowd = fleet.crowd(version)
     distinct = np.unique(crowd.level_s)
-    over = fleet.problem.overhead_s
     lows, highs = [], []
     for row in rows.tolist():
-        first, last = np.searchsorted(distinct + over, (offers.time_s[row], offers.until_s[row]))
+        first, last = np.searchsorted(distinct, (offers.slowest_s[row], offers.until_s[row]))
         cuts = np.unique(np.linspace(first, last + 1, pieces + 1).astype(int))
         lows.append(distinct[cuts[:-1]])
         highs.append(distinct[cuts[1:] - 1])
@@ -272,8 +277,8 @@ def split_offers(
     weights = np.ascontiguousarray(effective_weights(fleet, multipliers)[:, who])
     tangent, left, which = sets.knapsacks(crowd, weights, low_s, high_s, offers.share)
     others = np.setdiff1d(np.arange(len(offers.time_s)), rows)
-    time_s = np.concatenate([offers.time_s[others], low_s + over])
-    order = np.argsort(time_s, kind="stable")
+    slowest_s = np.concatenate([offers.slowest_s[others], low_s])
+    order = np.argsort(slowest_s, kind="stable")
     extra = fleet.problem.overhead_j
 
     def joined(old: NDArray[Any] | None, new: NDArray[Any]) -> NDArray[Any]:
@@ -281,13 +286,14 @@ def split_offers(
         return np.concatenate([old[others], new])[order]
 
     return Offers(
-        time_s[order],
+        slowest_s[order] + fleet.problem.overhead_s,
         offers.share,
         joined(offers.tangent_j, tangent + extra),
         joined(offers.left_j, left + extra),
         exact=False,
         multiplier=joined(offers.multiplier, which),
-        until_s=joined(offers.until_s, high_s + over),
+        slowest_s=slowest_s[order],
+        until_s=joined(offers.until_s, high_s),
     )
 
 

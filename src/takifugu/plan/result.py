@@ -5,10 +5,30 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from takifugu.errors import InternalError
 from takifugu.plan.plan import FORMAT, Plan
 from takifugu.plan.problem import Problem
 
 OPTIMAL_GAP = 1e-9
+"""Relative gap up to which a plan counts as optimal, and up to which a bound may lie above a plan: rounding."""
+
+
+def check_bound(problem: Problem, energy_j: float, bound_j: float) -> float:
+    """Return the bound, at most the plan's energy. Raise if it lies above it by more than rounding explains.
+
+    A lower bound above a plan that meets the limits is invalid, so no claim may rest on it.
+    """
+    if bound_j - energy_j > OPTIMAL_GAP * max(abs(energy_j), abs(bound_j)):
+        raise InternalError(
+            f"the lower bound {bound_j!r} J lies above a plan that needs {energy_j!r} J, for the problem with "
+            f"sha256 {problem.sha256}; this is a mistake in takifugu: please report it with the problem file"
+        )
+    return min(bound_j, energy_j)
+
+
+def status_of(gap: float, tolerance: float) -> str:
+    """Return what a plan with this gap may be called."""
+    return "optimal" if gap <= OPTIMAL_GAP else "within_tolerance" if gap <= tolerance else "feasible"
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ import numpy as np
 from takifugu.errors import UsageError
 from takifugu.plan.plan import Plan, meets_limits, replay
 from takifugu.plan.problem import Problem
-from takifugu.plan.result import OPTIMAL_GAP, Result
+from takifugu.plan.result import Result, check_bound, status_of
 from takifugu.plan.solve import Solver, solve
 
 _TRIES = 7
@@ -125,10 +125,9 @@ def solve_robust(
         return Result("infeasible", None, None, problem, "robust", (reason,), stats=stats)
     if best is None:
         return Result("unknown", None, None, problem, "robust", stats=stats)
-    bound = min(bound, best.energy_j)
+    bound = check_bound(problem, best.energy_j, bound)
     gap = (best.energy_j - bound) / best.energy_j if best.energy_j else 0.0
-    status = "optimal" if gap <= OPTIMAL_GAP else "within_tolerance" if gap <= tolerance else "feasible"
-    return Result(status, best, bound, problem, "robust", stats=stats)
+    return Result(status_of(gap, tolerance), best, bound, problem, "robust", stats=stats)
 
 
 __all__ = ["Solver", "share_reached", "solve_robust", "worlds"]

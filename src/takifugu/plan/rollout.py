@@ -26,6 +26,7 @@ from takifugu.plan.values import Values
 Ints = NDArray[np.int64]
 
 _MOST_ROUNDS = 5000
+"""Where the loop is not compiled."""
 _SWITCH_REGRET = 0.02
 """A switch is looked at only where values see at most this relative loss in it."""
 
@@ -79,7 +80,14 @@ class Trail:
     time_s: float
 
     def decisions(self) -> tuple[Decision, ...]:
-        return tuple(Decision(r.version, r.family.used(r.row)) for r in self.rounds)
+        known: dict[tuple[int, int], tuple[Family, Decision]] = {}  # most rounds repeat a team
+        found = []
+        for r in self.rounds:
+            key = (id(r.family), r.row)
+            if key not in known:
+                known[key] = (r.family, Decision(r.version, r.family.used(r.row)))
+            found.append(known[key][1])
+        return tuple(found)
 
 
 @dataclass
@@ -124,7 +132,7 @@ class Guideposts:
         most_rounds = np.inf if problem.max_rounds is None else problem.max_rounds * (1.0 - caution)
         steps: list[_Round] = []
         while loss > problem.loss_limit:
-            if len(steps) >= min(problem.max_rounds or _MOST_ROUNDS, _MOST_ROUNDS):
+            if len(steps) >= min(problem.rounds_limit, _MOST_ROUNDS):
                 return None
             if self.attendance is not None:
                 self.check()
@@ -284,7 +292,7 @@ class Ready:
         from takifugu.plan.compiled import trails
 
         problem, clock, cap = posts.problem, posts.problem.start_time_s, posts.problem.max_rounds
-        most = min(cap or _MOST_ROUNDS, _MOST_ROUNDS)
+        most = problem.rounds_limit
         version, price, place = (np.zeros(most, dtype=np.int64) for _ in range(3))
         start_s, end_s, loss = (np.zeros(most) for _ in range(3))
         here, count = (problem.version_index[problem.start_version], problem.start_loss, clock), 0

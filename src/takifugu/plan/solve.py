@@ -17,6 +17,7 @@ import numpy as np
 
 from takifugu.errors import UsageError
 from takifugu.plan.baselines import run_baselines
+from takifugu.plan.bench import MOST_ROUNDS as MOST_BASELINE_ROUNDS
 from takifugu.plan.bounds import Guide, start_bound
 from takifugu.plan.curves import Floats
 from takifugu.plan.options import Options
@@ -29,7 +30,7 @@ from takifugu.plan.prices import around as prices_around
 from takifugu.plan.prices import at as prices_at
 from takifugu.plan.problem import Problem
 from takifugu.plan.reach import Reach, Reached, fastest
-from takifugu.plan.result import OPTIMAL_GAP, Result
+from takifugu.plan.result import Result, check_bound, status_of
 from takifugu.plan.rollout import Guideposts, Trail
 from takifugu.plan.search import OutOfTime, Search
 from takifugu.plan.sweep import Sweep
@@ -50,6 +51,8 @@ PASSES = ((300, 320), (700, 800))
 """Losses and shares of an estimate: the second pass looks closer."""
 SMALL_ROWS = 20_000
 """Most rows (node sets, all versions) for which the exact search is tried first."""
+FEW_ROUNDS = 2000
+"""Up to so many rounds the exact search is worth a try: its work grows with their square."""
 
 
 def solve(
@@ -135,7 +138,8 @@ class Solver(PhaseRungs):
 
     def _ladder(self) -> None:
         self.check()
-        if self.complete and sum(len(o) for o in self.all_options if o is not None) <= SMALL_ROWS:
+        small = self.complete and sum(len(o) for o in self.all_options if o is not None) <= SMALL_ROWS
+        if small:
             if self._hopeless():
                 return
             self._raise_bound(self.dual.bound_j, "continuous bound")
@@ -144,9 +148,10 @@ class Solver(PhaseRungs):
             if self._good() or (self.plan is not None and not self.thorough and not come_and_go):
                 return
             labels = 30_000 if self.thorough else 4_000
-            if self._exact(3_000_000 if self.tolerance == 0.0 else labels):
+            few = self.fewest_rounds <= FEW_ROUNDS
+            if few and self._exact(3_000_000 if self.tolerance == 0.0 else labels):
                 return
-            if come_and_go and self._listed_in_phases(labels):
+            if few and come_and_go and self._listed_in_phases(labels):
                 return
         if self._passes():
             return
@@ -170,7 +175,8 @@ class Solver(PhaseRungs):
         if self._good():
             return
         self._sweeps(self.family_options(100), ((900, 64, 0.0005), (900, 64, 0.003)))
-        if self.plan is None and self.complete:
+        untried = self.tolerance == 0.0 and not (small and self.fewest_rounds <= FEW_ROUNDS)
+        if self.complete and (self.plan is None or untried):
             self._exact(3_000_000)
 
     def _passes(self) -> bool:
@@ -251,7 +257,7 @@ class Solver(PhaseRungs):
     def _good(self) -> bool:
         if self.plan is None:
             return False
-        return self.plan.energy_j - self.bound_j <= self.tolerance * self.plan.energy_j + 1e-12
+        return self.plan.energy_j - self.bound_j <= (self.tolerance + 1e-12) * self.plan.energy_j
 
     def _promising(self, priced: Priced | None, part: float) -> bool:
         """Whether the plan would be within this part of the tolerance if the estimate were a bound."""
@@ -259,6 +265,8 @@ class Solver(PhaseRungs):
 
     def _raise_bound(self, bound_j: float, rung: str) -> None:
         if bound_j > self.bound_j:
+            if self.plan is not None:
+                check_bound(self.problem, self.plan.energy_j, bound_j)
             self.bound_j = bound_j
             self.rungs.append(rung)
             self.say(f"{rung}: at least {bound_j:,.1f} J")
@@ -267,6 +275,7 @@ class Solver(PhaseRungs):
         plan = replay(self.problem, decisions, self.fleet)
         if plan is None or not meets_limits(self.problem, plan):
             return
+        check_bound(self.problem, plan.energy_j, self.bound_j)
         if self.plan is None or plan.energy_j < self.plan.energy_j:
             self.plan = plan
             self.rungs.append(rung)
@@ -326,7 +335,7 @@ class Solver(PhaseRungs):
 
     def _simple(self) -> None:
         """What one would do without a planner: a plan is never dearer than the best of the baselines."""
-        if self.simple_tried:
+        if self.simple_tried or self.fewest_rounds > MOST_BASELINE_ROUNDS:
             return
         # Dearer ones than this are neither better nor within the tolerance.
         most_j = _energy_j(self.plan) * (1 + 1e-9) / (1.0 - self.tolerance)
@@ -379,12 +388,6 @@ class Solver(PhaseRungs):
             return Result("infeasible", None, None, self.problem, rungs, stats=stats)
         if self.plan is None:
             return Result("unknown", None, None, self.problem, rungs, stats=stats)
-        bound = min(self.bound_j, self.plan.energy_j)
+        bound = check_bound(self.problem, self.plan.energy_j, self.bound_j)
         gap = (self.plan.energy_j - bound) / self.plan.energy_j if self.plan.energy_j > 0 else 0.0
-        if gap <= OPTIMAL_GAP:
-            status = "optimal"
-        elif gap <= self.tolerance:
-            status = "within_tolerance"
-        else:
-            status = "feasible"
-        return Result(status, self.plan, bound, self.problem, rungs, stats=stats)
+        return Result(status_of(gap, self.tolerance), self.plan, bound, self.problem, rungs, stats=stats)

@@ -44,9 +44,10 @@ Team = tuple[tuple[int, int], ...]
 
 
 class Line(NamedTuple):
-    """A round that takes `time_s` to `until_s` costs at least `start_j` and `slope` times its share."""
+    """A round whose slowest node takes `slowest_s` to `until_s` costs at least `start_j` and `slope` times its
+    share."""
 
-    time_s: float
+    slowest_s: float
     until_s: float
     slope: float
     start_j: float
@@ -57,12 +58,13 @@ def raised(offers: Offers | None, lines: Sequence[Line]) -> Offers | None:
     fleet hold for a part of it, too."""
     if offers is None or not lines:
         return offers
+    assert offers.slowest_s is not None
     assert offers.until_s is not None
     table = np.array(lines)
     before = np.concatenate([[0.0], offers.share[:-1]])
     left, tangent = offers.left_j.copy(), offers.tangent_j.copy()
-    for row, (time_s, until_s) in enumerate(zip(offers.time_s, offers.until_s, strict=True)):
-        mine = table[(table[:, 0] <= time_s) & (table[:, 1] >= until_s)]
+    for row, (slowest_s, until_s) in enumerate(zip(offers.slowest_s, offers.until_s, strict=True)):
+        mine = table[(table[:, 0] <= slowest_s) & (table[:, 1] >= until_s)]
         if len(mine):
             starts = mine[:, 3:] + mine[:, 2:3] * before
             best = starts.argmax(axis=0)
@@ -183,17 +185,17 @@ class WholeNodes:
         for row in np.argsort(relaxed + timed, kind="stable"):
             if relaxed[row] + timed[row] >= least or self.work <= 0:
                 break
-            cost, size, lean, first, last = self._row(int(row))
+            cost, size, lean, slow, last = self._row(int(row))
             over_j = self.fleet.problem.overhead_j + timed[row]
             close = _CLOSE * slope * float(offers.share[ends[row].argmin()])
             start_j, found, pick, looks = whole_nodes.least_of_whole_nodes(
-                cost, size, lean, first, last, slope, self.multipliers, least - over_j, close, most
+                cost, size, lean, slow, last, slope, self.multipliers, least - over_j, close, most
             )
             # Multipliers to start from take a twelfth of a branch each.
             self.work -= (looks + len(self.multipliers) // 12) * len(cost)
             self.lines.append(
                 Line(
-                    float(offers.time_s[row]),
+                    float(offers.slowest_s[row]),  # type: ignore[index]
                     float(offers.until_s[row]),  # type: ignore[index]
                     slope,
                     start_j + self.fleet.problem.overhead_j,
@@ -218,25 +220,18 @@ class WholeNodes:
     def _last(self, row: int) -> Ints:
         """[node]: how many of its parts it can do in a round time."""
         assert self.offers.until_s is not None
-        high_s = (self.offers.until_s[row] - self.fleet.problem.overhead_s) * (1 + 1e-12)
-        return np.asarray((self.crowd[1].level_s <= high_s).sum(axis=1))
+        return np.asarray((self.crowd[1].level_s <= self.offers.until_s[row]).sum(axis=1))
 
     def _row(self, row: int) -> tuple[Floats, Floats, Floats, Ints, Ints]:
         """Of who is done in a round time: what each choice costs and gives (the first: not to take part), how
-        labels lean, and the first and last choice there is."""
-        from takifugu.plan.compiled.sets import slowest_of
-
+        labels lean, the first choice that makes a node the slowest of the round, and the last there is."""
         if row not in self._rows:
             (who, crowd), problem = self.crowd, self.fleet.problem
-            assert self.offers.until_s is not None
+            assert self.offers.slowest_s is not None
             assert self.fleet.mix is not None
-            low_s = (self.offers.time_s[row] - problem.overhead_s) * (1 - 1e-12)
-            high_s = (self.offers.until_s[row] - problem.overhead_s) * (1 + 1e-12)
+            low_s = self.offers.slowest_s[row]
             last = self._last(row)
-            first = np.zeros_like(last)
-            slowest, _ = slowest_of(crowd, low_s, high_s)
-            if slowest >= 0:
-                first[slowest] = last[slowest]
+            slow = 1 + (crowd.level_s < low_s).sum(axis=1)
             there = np.flatnonzero(last)
             idle_j = crowd.idle_w[:, None] * np.maximum(low_s - crowd.level_s, 0.0)
             joules = crowd.fixed_j[:, None] + crowd.sample_j[:, None] * crowd.levels + idle_j
@@ -246,7 +241,7 @@ class WholeNodes:
                 np.hstack([nothing, joules[there]]),
                 np.hstack([nothing, crowd.levels[there] / self.fleet.total]),
                 lean[there],
-                first[there],
+                slow[there],
                 last[there],
             )
         return self._rows[row]

@@ -1,7 +1,8 @@
 """Branch and bound over whole nodes: the least of (cost - slope * effective size) over sets of choices.
 
-Node i makes one choice k, from not taking part (0) to all of its data that fits. A choice costs `cost[i, k]`
-and has `size[i, k]`; a set's effective size is its size less how far it is off the fleet's mix of labels: the
+Node i makes one choice k, from not taking part (0) to all of its data that fits. At least one node i chooses
+`slow[i]` or more: it is the slowest of the round, so that no set is empty. A choice costs `cost[i, k]` and has
+`size[i, k]`; a set's effective size is its size less how far it is off the fleet's mix of labels: the
 sum over labels of |sum over nodes of lean[i, c] * size[i, k]|. Multipliers z in [-1, 1] per label make that a
 sum over nodes, too large by something that branching takes away.
 """
@@ -32,18 +33,34 @@ def weight_of(lean: Floats, i: int, z: Floats) -> float:
 
 @compiled
 def least_at(
-    cost: Floats, size: Floats, lean: Floats, first: Ints, last: Ints, slope: float, z: Floats, pick: Ints
-) -> float:
-    """Each node's best choice between its first and last at multipliers z (into `pick`), and their sum: no
-    set of such choices has less."""
-    total = 0.0
+    cost: Floats,
+    size: Floats,
+    lean: Floats,
+    slow: Ints,
+    first: Ints,
+    last: Ints,
+    slope: float,
+    z: Floats,
+    pick: Ints,
+) -> tuple[float, float]:
+    """The least sum over nodes at multipliers z, of choices between first and last (into `pick`) of which one
+    is slow: no such set has less. And how much of it is for that one. Infinity: there is no such set."""
+    total, more, who, how = 0.0, np.inf, -1, 0
     for i in range(len(first)):
-        worth, best = slope * weight_of(lean, i, z), np.inf
+        worth, best, best_slow, k_slow = slope * weight_of(lean, i, z), np.inf, np.inf, 0
         for k in range(first[i], last[i] + 1):
-            if cost[i, k] - worth * size[i, k] < best:
-                best, pick[i] = cost[i, k] - worth * size[i, k], k
+            here = cost[i, k] - worth * size[i, k]
+            if here < best:
+                best, pick[i] = here, k
+            if k >= slow[i] and here < best_slow:
+                best_slow, k_slow = here, k
         total += best
-    return total
+        if best_slow - best < more:
+            more, who, how = best_slow - best, i, k_slow
+    if who < 0:
+        return np.inf, np.inf
+    pick[who] = how
+    return total + more, more
 
 
 @compiled
@@ -62,6 +79,7 @@ def climb(
     cost: Floats,
     size: Floats,
     lean: Floats,
+    slow: Ints,
     first: Ints,
     last: Ints,
     slope: float,
@@ -76,7 +94,9 @@ def climb(
     pick, off, best_z, here = np.empty(len(first), np.int64), np.empty(len(z)), z.copy(), z.copy()
     bound, pace, failed = -np.inf, 1.0, 0
     for _ in range(steps):
-        least = least_at(cost, size, lean, first, last, slope, here, pick)
+        least, _ = least_at(cost, size, lean, slow, first, last, slope, here, pick)
+        if least == np.inf:
+            return np.inf, known
         missed = slope * (off_balance(size, lean, pick, off) - (here * off).sum())
         if least + missed < known:
             known = least + missed
@@ -111,6 +131,7 @@ def narrow(
     cost: Floats,
     size: Floats,
     lean: Floats,
+    slow: Ints,
     first: Ints,
     last: Ints,
     slope: float,
@@ -120,22 +141,34 @@ def narrow(
 ) -> int:
     """Takes away choices with which no set of the branch has less than `enough` (first and last, in place).
     The node to branch on: where another choice makes the least difference; -1: all are decided."""
-    least = least_at(cost, size, lean, first, last, slope, z, pick)
+    least, for_slow = least_at(cost, size, lean, slow, first, last, slope, z, pick)
     node, closest = -1, np.inf
     for i in range(len(first)):
         if first[i] == last[i]:
             continue
-        worth, mine = slope * weight_of(lean, i, z), pick[i]
-        best = cost[i, mine] - worth * size[i, mine]
-        while first[i] < mine and least + cost[i, first[i]] - worth * size[i, first[i]] - best >= enough:
+        worth, mine, best = slope * weight_of(lean, i, z), pick[i], np.inf
+        for k in range(first[i], last[i] + 1):
+            best = min(best, cost[i, k] - worth * size[i, k])
+        # With this choice, the others at their best: the slowest is paid for unless the choice is slow itself.
+        others = least - best
+        while first[i] < mine:
+            k = first[i]
+            spared = for_slow if k >= slow[i] else 0.0
+            if others - spared + cost[i, k] - worth * size[i, k] < enough:
+                break
             first[i] += 1
-        while last[i] > mine and least + cost[i, last[i]] - worth * size[i, last[i]] - best >= enough:
+        while last[i] > mine:
+            k = last[i]
+            spared = for_slow if k >= slow[i] else 0.0
+            if others - spared + cost[i, k] - worth * size[i, k] < enough:
+                break
             last[i] -= 1
         if first[i] < last[i]:
             other = last[i] if mine < last[i] else first[i]
-            more = cost[i, other] - worth * size[i, other] - best
-            if more < closest * cost[i, last[i]]:
-                node, closest = i, more / max(cost[i, last[i]], 1e-300)
+            more = abs(cost[i, other] - worth * size[i, other] - cost[i, mine] + worth * size[i, mine])
+            part = more / max(cost[i, last[i]], 1e-300)
+            if node < 0 or part < closest:
+                node, closest = i, part
     return node
 
 
@@ -144,7 +177,7 @@ def least_of_whole_nodes(
     cost: Floats,
     size: Floats,
     lean: Floats,
-    first: Ints,
+    slow: Ints,
     last: Ints,
     slope: float,
     starts: Floats,
@@ -155,23 +188,25 @@ def least_of_whole_nodes(
     """A lower bound for all sets; the least set found, its choices, and how many branches were looked at. The
     one with the least bound comes first, from the best of the multipliers in `starts`. It ends when none is
     left below the cutoff, or by more than `close` below the set that was found, or after `most` branches."""
-    pick, known_pick = np.zeros(len(first), np.int64), np.zeros(len(first), np.int64)
-    low, high = np.empty((most + 2, len(first)), np.int64), np.empty((most + 2, len(first)), np.int64)
+    first, pick, known_pick = np.zeros_like(last), np.zeros_like(last), np.zeros_like(last)
+    low, high = np.empty((most + 2, len(last)), np.int64), np.empty((most + 2, len(last)), np.int64)
     z, bound = np.empty((most + 2, starts.shape[1])), np.full(most + 2, np.inf)
     low[0], high[0], highest = first, last, -np.inf
     for row in range(len(starts)):
-        least = least_at(cost, size, lean, first, last, slope, starts[row], pick)
+        least, _ = least_at(cost, size, lean, slow, first, last, slope, starts[row], pick)
         if least > highest:
             highest = least
             z[0] = starts[row]
-    bound[0], known = climb(cost, size, lean, first, last, slope, z[0], _AT_FIRST, cutoff, np.inf, known_pick)
+    bound[0], known = climb(
+        cost, size, lean, slow, first, last, slope, z[0], _AT_FIRST, cutoff, np.inf, known_pick
+    )
     used = looks = 1
     while looks < most:
         at = int(bound[:used].argmin())
         enough = min(cutoff, known - close)
         if bound[at] >= enough:
             break
-        node = narrow(cost, size, lean, low[at], high[at], slope, z[at], enough, pick)
+        node = narrow(cost, size, lean, slow, low[at], high[at], slope, z[at], enough, pick)
         if node < 0:  # one set is left
             value = slope * off_balance(size, lean, pick, z[at])
             for i in range(len(pick)):
@@ -191,6 +226,7 @@ def least_of_whole_nodes(
                 cost,
                 size,
                 lean,
+                slow,
                 low[branch],
                 high[branch],
                 slope,
