@@ -8,6 +8,8 @@ is not submodular. Lower bounds rest on `relaxation.py` or on complete enumerati
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -19,8 +21,8 @@ from takifugu.plan.dominance import undominated
 from takifugu.plan.fleet import Fleet
 from takifugu.plan.problem import Window
 
-ENUMERATION_LIMIT = 70_000
-"""Most node sets per version that are listed completely."""
+ENUMERATION_LIMIT, _CELLS = 70_000, 4_000_000
+"""Most node sets per version that are listed completely; and most cells of the table of sets and nodes."""
 
 Ints = NDArray[np.int64]
 
@@ -49,8 +51,26 @@ class Options:
 
 
 def enumerable(fleet: Fleet, version: int) -> bool:
-    joining = int(fleet.by_version[version].can_join.sum())
-    return bool((fleet.problem.parts + 1) ** min(joining, 64) - 1 <= ENUMERATION_LIMIT)
+    """Whether all node sets can be listed, one for all that differ in identical nodes alone."""
+    parts, count = fleet.problem.parts, 1
+    for members in identical_nodes(fleet, version):
+        count *= math.comb(len(members) + parts, parts)
+        if count - 1 > ENUMERATION_LIMIT or count * len(fleet.samples) > _CELLS:
+            return False
+    return True
+
+
+def identical_nodes(fleet: Fleet, version: int) -> list[Ints]:
+    """Groups of nodes that can join and have the same figures, labels and windows. A round is the same whichever
+    of them take part, so only how many of a group do is a choice."""
+    costs = fleet.by_version[version]
+    figures = [fleet.samples, costs.fixed_s, costs.sample_s, costs.fixed_j, costs.sample_j, fleet.idle_w]
+    groups: dict[tuple[object, ...], list[int]] = {}
+    for i in np.flatnonzero(costs.can_join).tolist():
+        mix = None if fleet.mix is None else fleet.mix[i].tobytes()
+        key = (*(float(x[i]) for x in figures), mix, fleet.problem.nodes[i].available)
+        groups.setdefault(key, []).append(i)
+    return [np.array(members, dtype=np.int64) for members in groups.values()]
 
 
 def rate_rows(fleet: Fleet, version: int, used: Floats) -> tuple[Floats, Floats, Floats]:
@@ -66,16 +86,24 @@ def rate_rows(fleet: Fleet, version: int, used: Floats) -> tuple[Floats, Floats,
 
 
 def enumerate_options(fleet: Fleet, version: int) -> Options:
-    """Every node set with every number of parts, without those that another beats at all times."""
-    joining = np.flatnonzero(fleet.by_version[version].can_join)
-    base = fleet.problem.parts + 1
-    count = base ** len(joining) - 1
-    codes = np.arange(1, count + 1)
-    used = np.zeros((count, len(fleet.samples)))
-    for place, node in enumerate(joining):
-        digit = (codes // base**place) % base
-        used[:, node] = np.concatenate([[0], fleet.levels[node]])[digit]
+    """Every node set with every number of parts, one for all that differ in identical nodes alone, without those
+    that another beats at all times."""
+    groups = identical_nodes(fleet, version)
+    parts = fleet.problem.parts
+    choices = [_teams_of(len(members), parts) for members in groups]
+    count = math.prod(map(len, choices)) - 1
+    codes, used = np.arange(1, count + 1), np.zeros((count, len(fleet.samples)))
+    for members, teams in zip(groups, choices, strict=True):
+        amount = np.concatenate([[0], fleet.levels[members[0]]])[teams]
+        used[:, members] = amount[codes % len(teams)]
+        codes //= len(teams)
     return listed_options(fleet, version, used)
+
+
+def _teams_of(size: int, parts: int) -> Ints:
+    """[team, member]: how many parts each of some identical nodes uses, most first; the first team is nobody."""
+    rows = itertools.combinations_with_replacement(range(parts + 1), size)
+    return np.array([row[::-1] for row in rows], dtype=np.int64).reshape(-1, size)
 
 
 def listed_options(fleet: Fleet, version: int, used: Floats) -> Options:

@@ -220,9 +220,7 @@ def _rounds_needed(curve: Exponential | Power, loss: float, share: Floats, limit
     return np.inf if count > MOST_ROUNDS else count
 
 
-def _fewest(
-    lowered: Callable[[Floats], Floats], most: int, limit: float, shape: tuple[int, ...]
-) -> Floats:
+def _fewest(lowered: Callable[[Floats], Floats], most: int, limit: float, shape: tuple[int, ...]) -> Floats:
     """The fewest of up to `most` equal rounds that meet the limit (`most` where none do)."""
     low, high = np.zeros(shape), np.full(shape, float(most))
     while (high - low > 1).any():
