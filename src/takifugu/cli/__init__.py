@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     import typer
 
     from takifugu.cli.app import app
-    from takifugu.errors import TakifuguError
+    from takifugu.errors import InternalError, TakifuguError
 
     # Newer releases of typer carry a click of their own, older ones use the installed one.
     click_error: Any = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
@@ -47,6 +47,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if os.environ.get("TAKIFUGU_TRACEBACK"):
             raise
         code = _say(f"error: {error}", Exit.USAGE)
+    except InternalError as error:
+        if os.environ.get("TAKIFUGU_TRACEBACK"):
+            raise
+        code = _say(f"internal error: {error}", Exit.FAILED)
     except BrokenPipeError:
         _drop_stdout()  # the reader (head, a pager) left
         code = Exit.FAILED

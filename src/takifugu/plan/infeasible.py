@@ -106,8 +106,8 @@ def _fewest_rounds(problem: Problem, enough: int, check: Callable[[], None]) -> 
 
 
 def _out_of_reach(problem: Problem, uncapped: Reached, solver: Solver) -> list[str]:
-    """What keeps the loss out of reach at any time: who is there, who has room, or the curves. `uncapped`: how
-    far one gets without a cap on rounds."""
+    """What keeps the loss out of reach at any time: who is there, who has room, or the curves. `uncapped`:
+    how far one gets without a cap on rounds."""
     loss, check = f"{problem.target_loss:g}", solver.check
     always = tuple(replace(node, available=None) for node in problem.nodes)
     roomy = tuple(replace(node, memory_bytes=None) for node in problem.nodes)
@@ -125,8 +125,8 @@ def _out_of_reach(problem: Problem, uncapped: Reached, solver: Solver) -> list[s
         return [f"the loss binds: no version gets down to {loss} on this fleet, however long it trains"]
     if solver.fewest_rounds > MOST_ROUNDS:
         return [
-            f"the rounds bind: the loss {loss} takes at least {solver.fewest_rounds:.3g} rounds by the curves, "
-            f"and a plan has at most {MOST_ROUNDS:,}"
+            f"the rounds bind: by the curves the loss {loss} takes at least {solver.fewest_rounds:.3g} "
+            f"rounds, and a plan has at most {MOST_ROUNDS:,}"
         ]
     return [f"the loss binds: no plan of up to {MOST_ROUNDS:,} rounds was found that gets down to {loss}"]
 

@@ -61,8 +61,8 @@ def enumerable(fleet: Fleet, version: int) -> bool:
 
 
 def identical_nodes(fleet: Fleet, version: int) -> list[Ints]:
-    """Groups of nodes that can join and have the same figures, labels and windows. A round is the same whichever
-    of them take part, so only how many of a group do is a choice."""
+    """Groups of nodes that can join and have the same figures, labels and windows. A round is the same
+    whichever of them take part, so only how many of a group do is a choice."""
     costs = fleet.by_version[version]
     figures = [fleet.samples, costs.fixed_s, costs.sample_s, costs.fixed_j, costs.sample_j, fleet.idle_w]
     groups: dict[tuple[object, ...], list[int]] = {}
@@ -86,8 +86,8 @@ def rate_rows(fleet: Fleet, version: int, used: Floats) -> tuple[Floats, Floats,
 
 
 def enumerate_options(fleet: Fleet, version: int) -> Options:
-    """Every node set with every number of parts, one for all that differ in identical nodes alone, without those
-    that another beats at all times."""
+    """Every node set with every number of parts, one for all that differ in identical nodes alone, without
+    those that another beats at all times."""
     groups = identical_nodes(fleet, version)
     parts = fleet.problem.parts
     choices = [_teams_of(len(members), parts) for members in groups]
@@ -101,7 +101,7 @@ def enumerate_options(fleet: Fleet, version: int) -> Options:
 
 
 def _teams_of(size: int, parts: int) -> Ints:
-    """[team, member]: how many parts each of some identical nodes uses, most first; the first team is nobody."""
+    """[team, member]: how many parts each of some identical nodes uses, most first. The first is nobody."""
     rows = itertools.combinations_with_replacement(range(parts + 1), size)
     return np.array([row[::-1] for row in rows], dtype=np.int64).reshape(-1, size)
 

@@ -150,12 +150,11 @@ class Reach:
         clock = start + self.repeat * options.time_s
         if self.repeat == 1:
             after = curve.step(loss[:, None], options.share[None, :])
-            count = intime = clock <= problem.time_limit
-            best = after
+            intime, best = clock <= problem.time_limit, after
         else:
             assert isinstance(curve, Exponential | Power)
             lowered = partial(curve.repeated, loss[:, None], options.share[None, :])
-            after = lowered(np.float64(self.repeat))
+            after = lowered(np.full(1, float(self.repeat)))
             # As many of them as end by the deadline.
             count = np.clip((problem.time_limit - start) // options.time_s, 0, self.repeat)
             intime, best = count > 0, lowered(count)

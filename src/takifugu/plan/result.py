@@ -10,7 +10,7 @@ from takifugu.plan.plan import FORMAT, Plan
 from takifugu.plan.problem import Problem
 
 OPTIMAL_GAP = 1e-9
-"""Relative gap up to which a plan counts as optimal, and up to which a bound may lie above a plan: rounding."""
+"""Relative gap up to which a plan counts as optimal; so much may a bound lie above a plan, by rounding."""
 
 
 def check_bound(problem: Problem, energy_j: float, bound_j: float) -> float:
@@ -20,8 +20,8 @@ def check_bound(problem: Problem, energy_j: float, bound_j: float) -> float:
     """
     if bound_j - energy_j > OPTIMAL_GAP * max(abs(energy_j), abs(bound_j)):
         raise InternalError(
-            f"the lower bound {bound_j!r} J lies above a plan that needs {energy_j!r} J, for the problem with "
-            f"sha256 {problem.sha256}; this is a mistake in takifugu: please report it with the problem file"
+            f"the lower bound {bound_j!r} J lies above a plan that needs {energy_j!r} J, for the problem "
+            f"with sha256 {problem.sha256}; this is a mistake in takifugu, please report it with the file"
         )
     return min(bound_j, energy_j)
 

@@ -44,8 +44,8 @@ Team = tuple[tuple[int, int], ...]
 
 
 class Line(NamedTuple):
-    """A round whose slowest node takes `slowest_s` to `until_s` costs at least `start_j` and `slope` times its
-    share."""
+    """A round whose slowest node takes `slowest_s` to `until_s` costs at least `start_j` and `slope` times
+    its share."""
 
     slowest_s: float
     until_s: float

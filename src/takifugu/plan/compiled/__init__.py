@@ -35,12 +35,13 @@ def _cache_folder() -> Iterator[None]:
     Numba compiles called functions into their callers, but checks only the caller's own file when it loads a
     cached one: after an edit in another file it would run the old code.
     """
-    before = numba.config.CACHE_DIR
-    numba.config.CACHE_DIR = str(_cache_base(before) / f"takifugu-{sources_hash()}")
+    config: Any = numba.config
+    before = config.CACHE_DIR
+    config.CACHE_DIR = str(_cache_base(before) / f"takifugu-{sources_hash()}")
     try:
         yield
     finally:
-        numba.config.CACHE_DIR = before
+        config.CACHE_DIR = before
 
 
 @cache

@@ -1,8 +1,8 @@
 """Branch and bound over whole nodes: the least of (cost - slope * effective size) over sets of choices.
 
 Node i makes one choice k, from not taking part (0) to all of its data that fits. At least one node i chooses
-`slow[i]` or more: it is the slowest of the round, so that no set is empty. A choice costs `cost[i, k]` and has
-`size[i, k]`; a set's effective size is its size less how far it is off the fleet's mix of labels: the
+`slow[i]` or more: it is the slowest of the round, so that no set is empty. A choice costs `cost[i, k]` and
+has `size[i, k]`; a set's effective size is its size less how far it is off the fleet's mix of labels: the
 sum over labels of |sum over nodes of lean[i, c] * size[i, k]|. Multipliers z in [-1, 1] per label make that a
 sum over nodes, too large by something that branching takes away.
 """
@@ -149,7 +149,7 @@ def narrow(
         worth, mine, best = slope * weight_of(lean, i, z), pick[i], np.inf
         for k in range(first[i], last[i] + 1):
             best = min(best, cost[i, k] - worth * size[i, k])
-        # With this choice, the others at their best: the slowest is paid for unless the choice is slow itself.
+        # With a choice, others at their best; the slowest is paid for unless the choice is slow itself.
         others = least - best
         while first[i] < mine:
             k = first[i]
