@@ -16,9 +16,23 @@ from takifugu.plan.fleet import Fleet
 from takifugu.plan.problem import Problem
 
 
-def instance(seed: int, nodes: int | None = None, rounds: int | None = None, plain: bool = False) -> Problem:
+def groups(seed: int) -> Problem:
+    """Return a feasible problem with two to five kinds of identical devices.
+
+    Every second fleet's devices also hold equal amounts of data with equal labels; the others' data differ.
+    """
+    return instance(seed, identical=True)
+
+
+def instance(
+    seed: int,
+    nodes: int | None = None,
+    rounds: int | None = None,
+    plain: bool = False,
+    identical: bool = False,
+) -> Problem:
     """A feasible problem. `rounds`: about how many a plan with all nodes needs; `plain`: no extras."""
-    rng = np.random.default_rng([20230, seed])
+    rng = np.random.default_rng([20231 if identical else 20230, seed])
     count = nodes or int(rng.integers(20, 101))
     wanted = rounds or int(np.exp(rng.uniform(np.log(6), np.log(120))))
     feature = (lambda p: False) if plain else (lambda p: bool(rng.random() < p))
@@ -27,6 +41,8 @@ def instance(seed: int, nodes: int | None = None, rounds: int | None = None, pla
     names = [v["name"] for v in versions]
     idle, memory, measured = feature(0.3), feature(0.3), feature(0.3)
     fleet = [_node(rng, i, names, labels, idle, memory, measured) for i in range(count)]
+    if identical:
+        _make_groups(rng, fleet, same_data=seed % 2 == 0)
     switches = _switches(rng, versions, feature(0.2))
     data: dict[str, Any] = {
         "format": 1,
@@ -103,6 +119,15 @@ def _node(
             n: float(3e9 * row["joules_per_flop"] * rng.uniform(0.4, 1.1)) for n in names[::2]
         }
     return row
+
+
+def _make_groups(rng: np.random.Generator, fleet: list[dict[str, Any]], same_data: bool) -> None:
+    """Give every device the figures of one of the first few, and its data too where that is asked for."""
+    kinds = int(rng.integers(2, 6))
+    for i, node in enumerate(fleet):
+        kind = fleet[i % kinds]
+        own = ("name",) if same_data else ("name", "samples", "labels")
+        fleet[i] = {**kind, **{key: node[key] for key in own if key in node}}
 
 
 def _switches(rng: np.random.Generator, versions: list[dict[str, Any]], both: bool) -> list[dict[str, Any]]:

@@ -113,12 +113,13 @@ class Fleet:
         level_s = costs.fixed_s[who, None] + costs.sample_s[who, None] * levels
         return who, Crowd(level_s, levels, costs.fixed_j[who], costs.sample_j[who], self.idle_w[who])
 
-    def shares(self, used: Floats) -> Floats:
-        """q/Q for rows of samples used by each node."""
+    def shares(self, used: Floats, nodes: Ints | None = None) -> Floats:
+        """q/Q for rows of samples used by each node. `nodes`: whose mixes the columns have (all nodes)."""
         amount = used.sum(axis=-1)
         if self.mix is None:
             return np.asarray(amount / self.total)
-        lean = used @ self.mix - amount[..., None] * self.fleet_mix
+        mix = self.mix if nodes is None else self.mix[nodes]
+        lean = used @ mix - amount[..., None] * self.fleet_mix
         return np.asarray((amount - self.problem.label_weight * 0.5 * np.abs(lean).sum(axis=-1)) / self.total)
 
     def round_cost(self, version: int, used: Used) -> RoundCost:

@@ -21,8 +21,8 @@ from takifugu.plan.dominance import undominated
 from takifugu.plan.fleet import Fleet
 from takifugu.plan.problem import Window
 
-ENUMERATION_LIMIT, _CELLS = 70_000, 4_000_000
-"""Most node sets per version that are listed completely; and most cells of the table of sets and nodes."""
+ENUMERATION_LIMIT = 70_000
+"""Most node sets per version that are listed completely."""
 
 Ints = NDArray[np.int64]
 
@@ -55,7 +55,7 @@ def enumerable(fleet: Fleet, version: int) -> bool:
     parts, count = fleet.problem.parts, 1
     for members in identical_nodes(fleet, version):
         count *= math.comb(len(members) + parts, parts)
-        if count - 1 > ENUMERATION_LIMIT or count * len(fleet.samples) > _CELLS:
+        if count - 1 > ENUMERATION_LIMIT:
             return False
     return True
 
@@ -88,22 +88,41 @@ def rate_rows(fleet: Fleet, version: int, used: Floats) -> tuple[Floats, Floats,
 def enumerate_options(fleet: Fleet, version: int) -> Options:
     """Every node set with every number of parts, one for all that differ in identical nodes alone, without
     those that another beats at all times."""
-    groups = identical_nodes(fleet, version)
-    parts = fleet.problem.parts
-    choices = [_teams_of(len(members), parts) for members in groups]
-    count = math.prod(map(len, choices)) - 1
-    codes, used = np.arange(1, count + 1), np.zeros((count, len(fleet.samples)))
-    for members, teams in zip(groups, choices, strict=True):
-        amount = np.concatenate([[0], fleet.levels[members[0]]])[teams]
-        used[:, members] = amount[codes % len(teams)]
-        codes //= len(teams)
-    return listed_options(fleet, version, used)
+    groups, parts = identical_nodes(fleet, version), fleet.problem.parts
+    first = np.array([members[0] for members in groups], dtype=np.int64)
+    choices = [_members_by_level(len(members), parts) for members in groups]
+    # [set, group, level]: how many of the group's members use so many of their parts
+    codes = np.arange(1, math.prod(map(len, choices)))
+    members = np.empty((len(codes), len(groups), parts), dtype=np.int64)
+    for place, choice in enumerate(choices):
+        members[:, place] = choice[codes % len(choice)]
+        codes //= len(choice)
+    costs, levels, problem = fleet.by_version[version], fleet.levels[first].astype(float), fleet.problem
+    level_s = costs.fixed_s[first, None] + costs.sample_s[first, None] * levels
+    level_j = costs.fixed_j[first, None] + costs.sample_j[first, None] * levels
+    slowest = np.where(members > 0, level_s, 0.0).max(axis=(1, 2))
+    waiting = np.where(members > 0, fleet.idle_w[first, None] * (slowest[:, None, None] - level_s), 0.0)
+    energy_j = (members * (level_j + waiting)).sum(axis=(1, 2)) + problem.overhead_j
+    share = fleet.shares((members * levels).sum(axis=2), first)
+    windows = window_patterns(fleet, members.sum(axis=2) > 0, first)
+    rows = prune(slowest + problem.overhead_s, energy_j, share, windows)
+    kept = members[rows]
+
+    def used(row: int) -> dict[int, int]:
+        found: dict[int, int] = {}
+        for group, counts in zip(groups, kept[row], strict=True):
+            samples = np.repeat(fleet.levels[group[0]][::-1], counts[::-1])  # most first
+            found.update(zip(group.tolist(), samples.tolist(), strict=False))
+        return dict(sorted(found.items()))
+
+    time_s = slowest[rows] + problem.overhead_s
+    return Options(time_s, energy_j[rows], share[rows], tuple(windows[r] for r in rows), used)
 
 
-def _teams_of(size: int, parts: int) -> Ints:
-    """[team, member]: how many parts each of some identical nodes uses, most first. The first is nobody."""
+def _members_by_level(size: int, parts: int) -> Ints:
+    """[team, level]: how many of some identical nodes use each number of parts. The first team is nobody."""
     rows = itertools.combinations_with_replacement(range(parts + 1), size)
-    return np.array([row[::-1] for row in rows], dtype=np.int64).reshape(-1, size)
+    return np.array([[row.count(level) for level in range(1, parts + 1)] for row in rows], dtype=np.int64)
 
 
 def listed_options(fleet: Fleet, version: int, used: Floats) -> Options:
@@ -120,13 +139,18 @@ def listed_options(fleet: Fleet, version: int, used: Floats) -> Options:
     return Options(time_s[rows], energy_j[rows], share[rows], tuple(windows[r] for r in rows), members)
 
 
-def window_patterns(fleet: Fleet, member: NDArray[np.bool_]) -> list[tuple[Window, ...] | None]:
-    """For each row of members, the stretches of time in which all of them are there."""
+def window_patterns(
+    fleet: Fleet, member: NDArray[np.bool_], nodes: Ints | None = None
+) -> list[tuple[Window, ...] | None]:
+    """For each row of members, the stretches of time in which all of them are there. `nodes`: which nodes the
+    columns are (all)."""
     if fleet.always_available:
         return [None] * len(member)
+    who = np.arange(len(fleet.samples)) if nodes is None else nodes
     kinds: dict[tuple[Window, ...] | None, int] = {}
-    kind_of = np.array([kinds.setdefault(n.available, len(kinds)) for n in fleet.problem.nodes])
-    first = [int(np.flatnonzero(kind_of == k)[0]) for k in range(len(kinds))]
+    available = [fleet.problem.nodes[i].available for i in who.tolist()]
+    kind_of = np.array([kinds.setdefault(windows, len(kinds)) for windows in available])
+    first = [int(who[np.flatnonzero(kind_of == k)[0]]) for k in range(len(kinds))]
     present = np.stack([member[:, kind_of == k].any(axis=1) for k in range(len(kinds))], axis=1)
     known: dict[bytes, tuple[Window, ...] | None] = {}
     patterns = []
