@@ -200,7 +200,7 @@ def test_factors_may_have_a_decay_of_their_own(tmp_path: Path) -> None:
     run(small("warm-start", factor_decay=1e-4), tmp_path / "same")
     run(small("warm-start"), tmp_path / "without")
     assert_same(tmp_path / "same", tmp_path / "without")
-    with pytest.raises(UsageError, match="factor_decay: frobenius_decay is given as well"):
+    with pytest.raises(UsageError, match="`frobenius_decay` and `factor_decay` are mutually exclusive"):
         small("warm-start", factor_decay=1e-4, frobenius_decay=1e-4)
 
 

@@ -26,7 +26,12 @@ def train(
     list_: Annotated[bool, typer.Option("--list", help="List the recipes that come with takifugu.")] = False,
     show: Annotated[bool, typer.Option("--show", help="Print the recipe as it would run, and stop.")] = False,
     set_: Annotated[
-        list[str] | None, typer.Option("--set", help="Override a field: --set optimizer.lr=0.05")
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="FIELD=VALUE",
+            help="Override a field: optimizer.lr=0.05; method.rank= removes it.",
+        ),
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="The run folder; default: the recipe's name + .train")

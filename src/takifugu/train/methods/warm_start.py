@@ -21,7 +21,7 @@ from takifugu.lowrank.rewarm import Rewarm
 from takifugu.lowrank.surgery import decomposer
 from takifugu.lowrank.warmstart import AUTO, WarmStart
 from takifugu.train.methods.base import Method, Run
-from takifugu.train.methods.options import require_count, require_one_of, told_as
+from takifugu.train.methods.options import require_alone, require_count, told_as
 
 RANK = 0.25
 """The paper's, for all its networks."""
@@ -56,8 +56,7 @@ class WarmStarted(Method):
         scheme: str | Mapping[str, str] | None = None,
         where: Where = None,
     ) -> None:
-        require_one_of("rank", rank, "stages", stages)
-        require_one_of("warmup", warmup, "stages", stages)
+        require_alone("stages", stages, rank=rank, warmup=warmup)
         with told_as("rank"):
             rule_for(RANK if rank is None else rank)
         if warmup not in (None, AUTO):
