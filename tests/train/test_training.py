@@ -612,6 +612,16 @@ def test_resume_remembers_what_was_set(
         shutil.rmtree(out)
 
 
+def test_the_command_is_one_line_on_a_narrow_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    out = tmp_path / "a folder whose name is longer than a line of the terminal"
+    interrupted(monkeypatch, "digits-small", *SHORT, "--out", str(out))
+    assert f"continue with: takifugu train --resume '{out}'" in capsys.readouterr().err
+
+
 def test_what_differs_is_named_and_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -238,7 +238,7 @@ def _run(job: Job, processes: Any, as_json: bool) -> int:
         else:
             for line in _lines(result):
                 typer.echo(line)
-        _say(f"run folder: {job.out}")
+        _say(f"run folder: {job.out}; the trained model: {job.out / 'model.safetensors'}")
     return Exit.OK
 
 
@@ -318,7 +318,8 @@ class _Talk:
         if not self.leads:
             return
         if self.bar is not None:
-            self.bar.console.print(text, markup=False, highlight=False)
+            # Not wrapped: a command with line breaks in it could not be copied.
+            self.bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
         else:
             _say(text)
 

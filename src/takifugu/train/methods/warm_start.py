@@ -99,8 +99,8 @@ class WarmStarted(Method):
         for at, _ in self.warm.stages:
             if isinstance(at, int) and at >= run.epochs:
                 raise UsageError(
-                    f"method: a switch at epoch {at}, but the run has only {run.epochs}; "
-                    "set warmup (or stages) below that, or train longer"
+                    f"method: the switch at epoch {at} is never reached, the run has {run.epochs}; switch "
+                    "earlier (--set method.warmup=..., or method.stages), or train longer (--set epochs=...)"
                 )
         self.warm.wrap = None if run.sharding == "none" else run.wrap
         done, before, started = self.warm.done, _count(run.model), time.perf_counter()
