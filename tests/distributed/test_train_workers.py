@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 
+import takifugu as tk
 from takifugu.train.snapshot import Snapshot
 
 pytestmark = pytest.mark.distributed
@@ -113,6 +114,10 @@ def assert_same(one: Path, other: Path) -> None:
 def scores(out: Path) -> dict[str, Any]:
     result: dict[str, Any] = json.loads((out / "result.json").read_text())["test"]
     return result
+
+
+def parameters(out: Path) -> int:
+    return int(json.loads((out / "result.json").read_text())["parameters"])
 
 
 @pytest.fixture(scope="module")
@@ -217,6 +222,9 @@ def test_sharded_it_computes_the_same_and_goes_on(recipe: Path, together: Path, 
     code, _, err = finished(again)
     assert code == 0, err
     assert "continuing from step" in err
+    for folder in (out, together):
+        model = tk.load(folder / "model.safetensors")
+        assert sum(p.numel() for p in model.parameters()) == parameters(folder)
     ours, theirs = final(out), final(together)
     assert ours.keys() == theirs.keys()
     for name, tensor in ours.items():

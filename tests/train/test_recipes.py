@@ -110,16 +110,16 @@ def test_inherited_fields_are_removed(tmp_path: Path) -> None:
     ("overrides", "messages"),
     [
         (["epoch=3"], ["epoch: is not a field of a recipe; did you mean 'epochs'"]),
-        (["epochs=0"], ["epochs: 0 does not do; give a whole number of at least 1"]),
-        (["precision=fp8"], ["precision: 'fp8' does not do; give fp32, bf16 or fp16"]),
+        (["epochs=0"], ["epochs: 0 is not valid; give a whole number of at least 1"]),
+        (["precision=fp8"], ["precision: 'fp8' is not valid; give fp32, bf16 or fp16"]),
         (["data.batchsize=3"], ["data.batchsize: is not a field of a recipe; did you mean 'batch_size'"]),
         (["optimizer.kind=lion"], ["optimizer.kind: 'lion' is not known"]),
         (["schedule.kind=none"], ["schedule.kind: 'none' is not known"]),
         (
             ["epochs=x", "data.augment=3", "optimizer.lr=-1"],
             [
-                "epochs: 'x' does not do",
-                "data.augment: 3 does not do",
+                "epochs: 'x' is not valid",
+                "data.augment: 3 is not valid",
                 "optimizer.lr: -1 is not a number above 0",
             ],
         ),
@@ -173,7 +173,7 @@ def test_all_mistakes_are_told_at_once(overrides: list[str], messages: list[str]
     [
         ("epochs = ", "is not valid TOML"),
         ("epochs = 3", "model: is missing; give the table"),
-        ('base = "digits-small"\nseed = 2020-01-01', "seed: .* does not do; give a whole number"),
+        ('base = "digits-small"\nseed = 2020-01-01', "seed: .* is not valid; give a whole number"),
         ('unset = ["epochs"]\nepochs = 3', "unset: removes fields of a base, and there is none"),
         ('base = "digits-small"\nunset = "epochs"', "unset: 'epochs' is not a list of fields"),
         (

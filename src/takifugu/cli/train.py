@@ -129,7 +129,8 @@ def train(
         job.check(options.workers)
         words = [*begun.words, *replace(options, workers=begun.options.workers).words(begun.options)]
         flags = {"--resume": resume, "--json": as_json}
-        return launch([*words, *(flag for flag, wanted in flags.items() if wanted)], options.workers)
+        words += [flag for flag, wanted in flags.items() if wanted]
+        return launch(words, options.workers, job.continuation)
     with joined(_device(options.device)) as processes:
         if not under_launcher():
             job.check(1)

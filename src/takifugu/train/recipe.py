@@ -223,8 +223,8 @@ def _read(source: str | Path) -> dict[str, Any]:
     if not text.endswith(".toml"):
         if text not in names():
             raise UsageError(
-                f"there is no recipe {text!r}{near_misses(text, names())}; `takifugu train --list` shows "
-                "those there are, a path ends in .toml"
+                f"there is no recipe {text!r}{near_misses(text, names())}; `takifugu train --list` lists "
+                "them; the path of a recipe ends in .toml"
             )
         return tomllib.loads((_shelf() / f"{text}.toml").read_text(encoding="utf-8"))
     try:
@@ -233,7 +233,7 @@ def _read(source: str | Path) -> dict[str, Any]:
         reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
         raise UsageError(f"{text}: cannot be read ({reason}); give the path of a recipe") from None
     except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"{text}: is not valid TOML ({error}); mend the syntax there") from None
+        raise UsageError(f"{text}: is not valid TOML ({error}); correct the syntax there") from None
 
 
 def _shelf() -> Any:
@@ -275,4 +275,4 @@ def _says(error: ValidationError) -> Iterator[str]:
             hint = near_misses(last, known) or f"; known here: {', '.join(known)}"
             yield f"{path}: is not a field of a recipe{hint}"
         else:
-            yield f"{path}: {found.get('input')!r} does not do; give {fix}"
+            yield f"{path}: {found.get('input')!r} is not valid; give {fix}"
