@@ -61,8 +61,8 @@ def launch(arguments: Sequence[str], workers: int, continuation: str) -> int:
                 return code
             rank, failure = error.get_first_failure()
             raise RunError(
-                f"process {rank} failed with code {failure.exitcode} after {RESTARTS} restarts; see the output "
-                f"above; continue from the last checkpoint with: {continuation}"
+                f"process {rank} failed with code {failure.exitcode} after {RESTARTS} restarts; see the "
+                f"output above; continue from the last checkpoint with: {continuation}"
             ) from None
         finally:
             del os.environ[_OUTCOME]
