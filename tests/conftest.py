@@ -21,3 +21,21 @@ def _seeded_and_clean():
     yield
     distributed = torch.distributed
     assert not (distributed.is_available() and distributed.is_initialized()), "a process group was left open"
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Name the browser tests that were skipped, and why: a green run has not seen the page in a browser."""
+    reasons: dict[str, dict[str, int]] = {}
+    for report in terminalreporter.stats.get("skipped", []):
+        if not report.nodeid.startswith("tests/browser/"):
+            continue
+        # A test, or the whole file if selenium could not be imported.
+        name = report.nodeid.partition("::")[2].partition("[")[0] or report.nodeid
+        *_, reason = report.longrepr if isinstance(report.longrepr, tuple) else (str(report.longrepr),)
+        cases = reasons.setdefault(reason.removeprefix("Skipped: "), {})
+        cases[name] = cases.get(name, 0) + 1
+    for reason, cases in reasons.items():
+        terminalreporter.section("BROWSER TESTS NOT RUN", yellow=True)
+        terminalreporter.line(reason)
+        for name, count in cases.items():
+            terminalreporter.line(f"  {name}" + (f" ({count} cases)" if count > 1 else ""))

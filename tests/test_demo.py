@@ -24,7 +24,7 @@ def demo(folder: Path, *more: str) -> int:
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("demo") / "d"
-    assert demo(folder) in (Exit.OK, Exit.FAILED)  # so short a profile may miss
+    assert demo(folder) == Exit.OK, "the plan missed the target or the deadline; see demo.json in the folder"
     return folder
 
 
@@ -54,14 +54,15 @@ def test_the_page_is_there_and_needs_nothing_else(done: Path) -> None:
 
 
 def test_the_same_numbers_again_and_on_the_screen(done: Path, tmp_path: Path, capsys) -> None:
-    code = demo(tmp_path / "again", "--json")
+    assert demo(tmp_path / "again", "--json") == Exit.OK
     out = json.loads(capsys.readouterr().out)
     out.pop("page")
     again = figures(tmp_path / "again")
     assert out == again == figures(done)
-    assert code == (Exit.OK if again["results"]["plan"]["deadline_met"] else Exit.FAILED)
+    assert again["results"]["plan"]["reached"]
+    assert again["results"]["plan"]["deadline_met"]
 
-    demo(tmp_path / "again")  # all there already: only told
+    assert demo(tmp_path / "again") == Exit.OK  # all there already: only told
     screen = capsys.readouterr().out
     for slug in ("plan", *slugs()):
         assert re.search(rf"^  {slug} +(yes|late|no) ", screen, re.MULTILINE), slug
@@ -95,7 +96,7 @@ def test_interrupted_it_goes_on_to_the_same_numbers(
         assert "goes on from there" in capsys.readouterr().err
         assert not (tmp_path / "d" / "demo.json").exists()
     monkeypatch.undo()
-    demo(tmp_path / "d")
+    assert demo(tmp_path / "d") == Exit.OK
     assert figures(tmp_path / "d") == figures(done)
 
 
@@ -117,6 +118,15 @@ def test_a_run_of_another_seed_is_put_aside(
     for log in ("rounds.jsonl", "nodes.jsonl"):
         assert (folder / "run.1" / log).read_bytes() == (done / "run" / log).read_bytes()
         assert (folder / "run" / log).read_bytes() == b""
+
+
+def test_a_plan_that_misses_is_a_failure(done: Path, tmp_path: Path, capsys) -> None:
+    folder = tmp_path / "d"
+    shutil.copytree(done, folder)
+    result = folder / "run" / "result.json"
+    missed = {**json.loads(result.read_text()), "reached": False, "deadline_met": False}
+    result.write_text(json.dumps(missed))  # of a finished run: it is only told
+    assert demo(folder) == Exit.FAILED
 
 
 def test_nothing_in_the_problem_was_timed_here(done: Path) -> None:

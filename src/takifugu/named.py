@@ -9,6 +9,10 @@ from typing import Any
 
 from takifugu.errors import UsageError, near_misses
 
+MODEL_FUNCTIONS = frozenset({"takifugu.zoo.small:cnn", "takifugu.zoo.small:mlp"})
+"""Functions that a model file's header may name besides zoo networks. A fixed list: importing whatever a file
+names would run code of the file's choosing."""
+
 
 def named(target: str) -> Any:
     """Imports the module and returns its attribute."""

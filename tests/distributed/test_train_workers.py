@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 
+import takifugu as tk
 from takifugu.train.snapshot import Snapshot
 
 pytestmark = pytest.mark.distributed
@@ -74,10 +75,12 @@ def finished(words: list[str], **environment: str) -> tuple[int, str, str]:
 
 
 def told_to_go_on(err: str) -> list[str]:
-    """The command that an interrupted run has told, with every option it was started with."""
+    """The command that an interrupted run prints. The folder remembers the options, so it is short."""
     (told,) = (
-        line.partition("go on with: takifugu ")[2] for line in err.splitlines() if "go on with" in line
+        line.partition("continue with: takifugu ")[2] for line in err.splitlines() if "continue with" in line
     )
+    assert shlex.split(told)[:2] == ["train", "--resume"]
+    assert len(shlex.split(told)) == 3
     return [sys.executable, "-m", "takifugu", *shlex.split(told)]
 
 
@@ -111,6 +114,10 @@ def assert_same(one: Path, other: Path) -> None:
 def scores(out: Path) -> dict[str, Any]:
     result: dict[str, Any] = json.loads((out / "result.json").read_text())["test"]
     return result
+
+
+def parameters(out: Path) -> int:
+    return int(json.loads((out / "result.json").read_text())["parameters"])
 
 
 @pytest.fixture(scope="module")
@@ -147,7 +154,7 @@ def test_killed_three_times_it_ends_as_if_it_was_not(recipe: Path, alone: Path, 
         options = ["--checkpoint-every", "0", "--resume"]
     code, _, err = finished(command(recipe, out, *options))
     assert code == 0, err
-    assert "going on from step" in err
+    assert "continuing from step" in err
     assert_same(alone, out)
     assert scores(out) == scores(alone)
 
@@ -157,7 +164,10 @@ def test_asked_to_stop_it_saves_and_exits_130(
     number: signal.Signals, recipe: Path, alone: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "run"
-    with started(command(recipe, out)) as process:
+    # What --set changes is changed back: the recipe of the undisturbed run, if it is remembered.
+    other = tmp_path / "other.toml"
+    other.write_text(recipe.read_text().replace("epochs = 4", "epochs = 3"))
+    with started(command(other, out, "--set", "epochs=4")) as process:
         wait_for_step(process, out, 1)
         process.send_signal(number)
         _, err = process.communicate(timeout=TIMEOUT_S)
@@ -178,7 +188,7 @@ def test_a_killed_worker_is_started_again(recipe: Path, together: Path, tmp_path
         os.kill(workers[-1], signal.SIGKILL)
         _, err = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 0, err
-    assert "going on from step" in err
+    assert "continuing from step" in err
     assert_same(together, out)
     assert scores(out) == scores(together)
 
@@ -206,9 +216,15 @@ def test_sharded_it_computes_the_same_and_goes_on(recipe: Path, together: Path, 
         _, err = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 130
     again = told_to_go_on(err)
-    assert set(options) <= set(again), "every option, or it would go on as another run"
+    header = json.loads((out / "run.json").read_text())
+    assert (header["world"], header["sharding"]) == (2, "fsdp")
+    assert header["options"]["data_dir"] == str(tmp_path)
     code, _, err = finished(again)
     assert code == 0, err
+    assert "continuing from step" in err
+    for folder in (out, together):
+        model = tk.load(folder / "model.safetensors")
+        assert sum(p.numel() for p in model.parameters()) == parameters(folder)
     ours, theirs = final(out), final(together)
     assert ours.keys() == theirs.keys()
     for name, tensor in ours.items():

@@ -200,7 +200,7 @@ def _write(
         "engine": "simulation",
         "seed": seed,
         "averaging": "factors",
-        "world": {"seed": seed, "spread": {"speed": 0.1, "link": 0.15}, "slow": 0.03, "dropout": 0.02},
+        "world": {"seed": seed, "spread": {"speed": 0.1, "link": 0.15}, "slowdown": 0.03, "dropout": 0.02},
         "versions": {name: structure.id for name, structure in structures.items()},
         "problem_sha256": problem.sha256,
         "sources": SOURCES,

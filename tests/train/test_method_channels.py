@@ -272,4 +272,6 @@ def test_layers_know_their_new_sizes_and_layout() -> None:
     assert (block.conv.out_channels, block.norm.num_features, after.conv.in_channels) == (3, 3, 3)
     assert model.classifier.hidden1.in_features == 1
     assert after.conv.weight.is_contiguous(memory_format=torch.channels_last)
-    assert not hasattr(model, BUILDER), "its name in the zoo stands for the full size"
+    widths = getattr(model, BUILDER)["widths"]
+    assert widths["stage3.0.conv"][0] == widths["stage3.0.norm"][0] == widths["stage4.0.conv"][1] == 3
+    assert widths["classifier.hidden1"] == [32, 1]

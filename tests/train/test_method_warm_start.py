@@ -89,5 +89,5 @@ def test_a_run_goes_on_bit_for_bit(kind: str, stop: int) -> None:
 
 def test_a_switch_that_never_comes_is_refused_at_the_start() -> None:
     method = warm(warmup=4)
-    with pytest.raises(UsageError, match="a switch at epoch 4, but the run has only 4"):
+    with pytest.raises(UsageError, match="the switch at epoch 4 is never reached, the run has 4"):
         method.before_epoch_(started(vgg, method))

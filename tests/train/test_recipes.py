@@ -83,25 +83,62 @@ def test_a_recipe_may_be_based_on_another(tmp_path: Path) -> None:
             recipes.load(tmp_path / "circle.toml")
 
 
+def test_inherited_fields_are_removed(tmp_path: Path) -> None:
+    stages = "method.stages=[[1, 0.5], [2, 0.25]]"
+    removed = ["method.rank=", "method.warmup = "]
+    wanted = {"kind": "warm-start", "stages": [[1, 0.5], [2, 0.25]]}
+    for overrides in ([*removed, stages], [stages, *removed], [*removed, *removed, stages]):
+        assert recipes.load("digits-small", overrides).method == wanted
+    (tmp_path / "a.toml").write_text(
+        'base = "digits-small"\nunset = ["method.rank", "method.warmup", "schedule"]\n'
+        "[method]\nstages = [[1, 0.5], [2, 0.25]]\n"
+    )
+    (tmp_path / "b.toml").write_text('base = "a.toml"\nunset = ["method.stages"]\n')
+    first, second = recipes.load(tmp_path / "a.toml"), recipes.load(tmp_path / "b.toml")
+    assert (first.method, first.schedule) == (wanted, {})
+    assert second.method == {"kind": "warm-start"}
+    # A field that is removed and given again has nothing of the old one.
+    (tmp_path / "c.toml").write_text(
+        'base = "digits-small"\nunset = ["optimizer"]\n[optimizer]\nkind = "sgd"\nlr = 1.0\n'
+    )
+    assert recipes.load(tmp_path / "c.toml").optimizer == {"kind": "sgd", "lr": 1.0}
+    cleared = recipes.load("digits-small", ["method.warmup=", "method.kind=low-rank"])
+    assert cleared.method == {"kind": "low-rank"}
+
+
 @pytest.mark.parametrize(
     ("overrides", "messages"),
     [
         (["epoch=3"], ["epoch: is not a field of a recipe; did you mean 'epochs'"]),
-        (["epochs=0"], ["epochs: 0 does not do; give a whole number of at least 1"]),
-        (["precision=fp8"], ["precision: 'fp8' does not do; give fp32, bf16 or fp16"]),
+        (["epochs=0"], ["epochs: 0 is not valid; give a whole number of at least 1"]),
+        (["precision=fp8"], ["precision: 'fp8' is not valid; give fp32, bf16 or fp16"]),
         (["data.batchsize=3"], ["data.batchsize: is not a field of a recipe; did you mean 'batch_size'"]),
         (["optimizer.kind=lion"], ["optimizer.kind: 'lion' is not known"]),
         (["schedule.kind=none"], ["schedule.kind: 'none' is not known"]),
         (
             ["epochs=x", "data.augment=3", "optimizer.lr=-1"],
             [
-                "epochs: 'x' does not do",
-                "data.augment: 3 does not do",
+                "epochs: 'x' is not valid",
+                "data.augment: 3 is not valid",
                 "optimizer.lr: -1 is not a number above 0",
             ],
         ),
         (["epochs"], ["--set 'epochs': give field=value"]),
         (["epochs.a=1"], ["'epochs' is a value, not a table"]),
+        (["method.rnk="], ["--set method.rnk=: the recipe does not set method.rnk", "did you mean 'rank'"]),
+        (["methd.rank="], ["the recipe does not set methd, so", "did you mean 'method'"]),
+        (["epochs.a="], ["the recipe does not set epochs.a, so there is nothing to remove"]),
+        (["data.name="], ["data.name: is missing; give a data set by name"]),
+        (["seed=1", "epochs=", "epochs=3"], ["--set epochs=3: epochs is removed as well"]),
+        (
+            ["method.stages=[[1, 0.5]]"],
+            [
+                "method.stages: `rank` and `stages` are mutually exclusive",
+                "`warmup` and `stages` are mutually exclusive",
+                "remove one with --set method.rank= --set method.warmup=, or unset = "
+                '["method.rank", "method.warmup"]',
+            ],
+        ),
         (
             ["optimizer.kind=[1]", "schedule.kind={a=1}", "method.kind=[1]"],
             [
@@ -136,7 +173,13 @@ def test_all_mistakes_are_told_at_once(overrides: list[str], messages: list[str]
     [
         ("epochs = ", "is not valid TOML"),
         ("epochs = 3", "model: is missing; give the table"),
-        ('base = "digits-small"\nseed = 2020-01-01', "seed: .* does not do; give a whole number"),
+        ('base = "digits-small"\nseed = 2020-01-01', "seed: .* is not valid; give a whole number"),
+        ('unset = ["epochs"]\nepochs = 3', "unset: removes fields of a base, and there is none"),
+        ('base = "digits-small"\nunset = "epochs"', "unset: 'epochs' is not a list of fields"),
+        (
+            'base = "digits-small"\nunset = ["method.wamup"]',
+            "unset 'method.wamup': the recipe does not set method.wamup.*did you mean 'warmup'",
+        ),
         (b"\xff", "cannot be read"),
         (None, "cannot be read"),
     ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -200,7 +201,7 @@ def test_factors_may_have_a_decay_of_their_own(tmp_path: Path) -> None:
     run(small("warm-start", factor_decay=1e-4), tmp_path / "same")
     run(small("warm-start"), tmp_path / "without")
     assert_same(tmp_path / "same", tmp_path / "without")
-    with pytest.raises(UsageError, match="factor_decay: frobenius_decay is given as well"):
+    with pytest.raises(UsageError, match="`frobenius_decay` and `factor_decay` are mutually exclusive"):
         small("warm-start", factor_decay=1e-4, frobenius_decay=1e-4)
 
 
@@ -234,11 +235,16 @@ def test_a_finished_run_is_not_run_again(tmp_path: Path) -> None:
 
 def test_a_run_goes_on_only_as_it_began(tmp_path: Path) -> None:
     run(small("dense", epochs=1), tmp_path / "run")
-    with pytest.raises(RunError, match="holds a run already; continue it with --resume"):
+    with pytest.raises(
+        RunError, match="holds a run already; continue it with: takifugu train --resume .*run, or"
+    ):
         run(small("dense", epochs=1), tmp_path / "run")
-    with pytest.raises(RunError, match="was started with another recipe"):
+    with pytest.raises(
+        RunError,
+        match=r"was started with another recipe \(epochs: 1, now 2\); continue it as it is with: takifugu",
+    ):
         Job(small("dense", epochs=2), tmp_path / "run", resume=True).check(1)
-    with pytest.raises(RunError, match="another world.*--workers"):
+    with pytest.raises(RunError, match="another number of processes.*--workers"):
         Job(small("dense", epochs=1), tmp_path / "run", resume=True).check(2)
     with pytest.raises(RunError, match="there is no such run folder"):
         Job(small("dense"), tmp_path / "nowhere", resume=True).check(1)
@@ -564,3 +570,126 @@ def test_a_run_that_could_not_begin_is_not_in_the_way(tmp_path: Path) -> None:
     assert_same(out, tmp_path / "new")
     with pytest.raises(RunError, match="holds a run already"):
         Job(recipe, out).check(1)
+
+
+# ---- the command line remembers -----------------------------------------------------------------------------
+
+
+def interrupted(monkeypatch: pytest.MonkeyPatch, *words: str, after: int = 3) -> None:
+    """Run `takifugu train` in this process until Ctrl-C at this step."""
+    from takifugu.train import loop
+
+    original = loop.Training._set_rate_
+
+    def set_rate_(training: Any) -> float:
+        if training.standing.steps == after:
+            signal.raise_signal(signal.SIGINT)
+        return original(training)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(loop.Training, "_set_rate_", set_rate_)
+        assert main(["train", *words]) == 130
+
+
+SHORT = ["--set", "data.limit=200", "--set", "epochs=2", "--set", "method.warmup=1", "--set", "seed=5"]
+
+
+def test_resume_remembers_what_was_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole, out = tmp_path / "whole", tmp_path / "of me"
+    assert main(["train", "digits-small", *SHORT, "--out", str(whole)]) == 0
+    for words in (["--resume", str(out)], ["digits-small", "--resume", "--out", str(out)]):
+        interrupted(monkeypatch, "digits-small", *SHORT, "--out", str(out), "--checkpoint-every", "3")
+        told = capsys.readouterr().err
+        assert f"stopped, state saved; continue with: takifugu train --resume '{out}'\n" in told
+        assert main(["train", *words]) == 0
+        assert "continuing from step 4" in capsys.readouterr().err
+        assert_same(whole, out)
+        header = json.loads((out / "run.json").read_text())
+        assert header["recipe"]["seed"] == 5
+        assert header["options"]["checkpoint_every"] == 3.0
+        shutil.rmtree(out)
+
+
+def test_the_command_is_one_line_on_a_narrow_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    out = tmp_path / "a folder whose name is longer than a line of the terminal"
+    interrupted(monkeypatch, "digits-small", *SHORT, "--out", str(out))
+    assert f"continue with: takifugu train --resume '{out}'" in capsys.readouterr().err
+
+
+def test_what_differs_is_named_and_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = str(tmp_path / "run")
+    interrupted(monkeypatch, "digits-small", *SHORT, "--out", out)
+    for words in (
+        ["--resume", out, "--set", "seed=6"],
+        ["digits-small", *SHORT[:-1], "seed=6", "--resume", "--out", out],
+    ):
+        capsys.readouterr()
+        assert main(["train", *words]) == 2
+        told = capsys.readouterr().err
+        assert f"{out}: was started with another recipe (seed: 5, now 6); continue it as it is with" in told
+        assert f"takifugu train --resume {out}, or start a new run with another --out" in told
+    assert main(["train", "--resume", out, "--workers", "2"]) == 2
+    assert "was started with another number of processes (1, now 2)" in capsys.readouterr().err
+    # What is the same may be given again.
+    assert main(["train", "--resume", out, "--set", "seed=5", "--json"]) == 0
+    first = json.loads(capsys.readouterr().out)
+    assert main(["train", "--resume", out, *SHORT, "--json"]) == 0
+    again = capsys.readouterr()
+    assert "the run has finished; this is its result" in again.err
+    assert json.loads(again.out) == first
+
+
+def test_options_of_a_resumed_run_that_differ_are_in_its_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = str(tmp_path / "run")
+    interrupted(monkeypatch, "digits-small", *SHORT, "--out", out, "--checkpoint-every", "3")
+    capsys.readouterr()
+    interrupted(monkeypatch, "--resume", out, "--data-dir", str(tmp_path), after=4)
+    assert f"continue with: takifugu train --resume {out} --data-dir {tmp_path}\n" in capsys.readouterr().err
+
+
+def test_stopped_before_the_first_checkpoint_there_is_nothing_to_resume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def reading(*_: Any) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr("takifugu.train.job.task_for", reading)
+    out = str(tmp_path / "run")
+    assert main(["train", "digits-small", "--set", "seed=2", "--out", out]) == 130
+    told = capsys.readouterr().err
+    command = f"takifugu train digits-small --set seed=2 --out {out}"
+    assert f"stopped before the first checkpoint; start again with: {command}\n" in told
+
+
+def test_run_folders_and_recipes_are_told_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run(small("dense", epochs=1), tmp_path / "run")
+    for words, message in (
+        (["run"], "run is a run folder; continue it with: takifugu train --resume run"),
+        (["nowhere", "--resume"], "there is no run folder 'nowhere' and no recipe of this name"),
+        (["--resume"], "which run? give its folder: takifugu train --resume FOLDER"),
+        ([], "which recipe? `takifugu train --list` shows them"),
+        (["digits-small", "--resume"], "digits-small.train: there is no such run folder"),
+    ):
+        assert main(["train", *words]) == 2
+        assert message in capsys.readouterr().err
+    header = json.loads(Path("run/run.json").read_text())
+    for changed, message in (
+        ({"recipe": None}, "run.json: holds no recipe; it is damaged"),
+        ({"recipe": {**header["recipe"], "seed": 3}}, "the recipe does not match its hash"),
+    ):
+        Path("run/run.json").write_text(json.dumps({**header, **changed}))
+        assert main(["train", "--resume", "run"]) == 2
+        assert message in capsys.readouterr().err

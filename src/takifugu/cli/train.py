@@ -7,52 +7,80 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from takifugu.cli.train_options import Options
+
 if TYPE_CHECKING:
     from takifugu.train.job import Job
     from takifugu.train.loop import Training
+    from takifugu.train.recipe import Recipe
     from takifugu.train.standing import Tick
+    from takifugu.train.training_folder import TrainingFolder
 
 
 def train(
     recipe: Annotated[
-        str | None, typer.Argument(help="A recipe's name, or the path of a .toml file.")
+        str | None,
+        typer.Argument(
+            metavar="RECIPE", help="A recipe's name or the path of a .toml file; with --resume, a run folder."
+        ),
     ] = None,
     list_: Annotated[bool, typer.Option("--list", help="List the recipes that come with takifugu.")] = False,
     show: Annotated[bool, typer.Option("--show", help="Print the recipe as it would run, and stop.")] = False,
     set_: Annotated[
-        list[str] | None, typer.Option("--set", help="Override a field: --set optimizer.lr=0.05")
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="FIELD=VALUE",
+            help="Override a field: optimizer.lr=0.05; method.rank= removes it.",
+        ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="The run folder; default: the recipe's name + .train")
+        Path | None, typer.Option(help="The run folder.", show_default="the recipe's name + .train")
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the folder.")] = False,
-    workers: Annotated[int, typer.Option(help="Processes on this machine.", min=1)] = 1,
-    sharding: Annotated[str, typer.Option(help="With several processes: 'ddp' or 'fsdp'.")] = "ddp",
-    device: Annotated[str, typer.Option(help="'auto', 'cpu', 'cuda', 'mps'.")] = "auto",
-    data_dir: Annotated[Path | None, typer.Option(help="Where the data sets lie.")] = None,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume", help="Continue a run: takifugu train --resume FOLDER. Its options are remembered."
+        ),
+    ] = False,
+    workers: Annotated[
+        int | None, typer.Option(help="Processes on this machine.", min=1, show_default="1")
+    ] = None,
+    sharding: Annotated[
+        str | None, typer.Option(help="With several processes: 'ddp' or 'fsdp'.", show_default="ddp")
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(help="'auto', 'cpu', 'cuda', 'mps'.", show_default="auto")
+    ] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="The folder of the data sets.")] = None,
     checkpoint_every: Annotated[
-        float, typer.Option(help="Minutes between checkpoints within an epoch.", min=0.0)
-    ] = 10.0,
-    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write TensorBoard logs too.")] = False,
+        float | None,
+        typer.Option(help="Minutes between checkpoints within an epoch.", min=0.0, show_default="10"),
+    ] = None,
+    tensorboard: Annotated[
+        bool | None, typer.Option("--tensorboard/--no-tensorboard", help="Also write TensorBoard logs.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> int:
-    """Train a model by a recipe: dense, low-rank by a warm start, or one of the methods to compare with."""
+    """Train a model by a recipe: dense, low-rank after a warm start, or with a method to compare with."""
     from takifugu.errors import UsageError
-    from takifugu.train import recipe as recipes
 
     if list_:
         return _list(as_json)
+    if recipe is None and resume:
+        raise UsageError("which run? give its folder: takifugu train --resume FOLDER")
     if recipe is None:
-        raise UsageError("which recipe? `takifugu train --list` shows those there are; or give a .toml file")
-    found = recipes.load(recipe, set_ or ())
+        raise UsageError("which recipe? `takifugu train --list` shows them; or give the path of a .toml file")
+    begun = _begun(recipe, out, set_ or [], resume)
     if show:
-        return _show(found, as_json)
+        return _show(begun.recipe, as_json)
 
     from takifugu.train.job import Job
     from takifugu.train.launch import launch, launched, leave_behind, over
@@ -61,37 +89,114 @@ def train(
 
     if over():
         return 0
-    check_sharding(sharding)
-    # Who launched us with --workers has tried it for us; a torchrun of the user's own has not.
-    faulty = found.precision == "bf16" and launched() is None and avoid_faulty_amx()
-    if faulty and os.environ.get("RANK", "0") == "0":
-        _say("note: this processor's AMX kills processes; training in bf16 goes on without it")
-    out = Path(f"{Path(recipe).stem}.train") if out is None else out
-    overrides = [word for text in set_ or () for word in ("--set", text)]
-    words = ["train", recipe, *overrides, "--out", str(out)]
-    started = launched() or workers
-    several = ["--workers", str(started), "--sharding", sharding] if started > 1 else []
-    others = (
-        ("--device", device, "auto"),
-        ("--data-dir", data_dir, None),
-        ("--checkpoint-every", checkpoint_every, 10.0),
+    options = begun.options.given(
+        data_dir,
+        # Under a launcher the processes are there already, whatever the folder remembers.
+        workers=1 if workers is None and under_launcher() else workers,
+        sharding=sharding,
+        device=device,
+        checkpoint_every=checkpoint_every,
+        tensorboard=tensorboard,
     )
-    also = [word for name, value, usual in others if value != usual for word in (name, str(value))]
-    also += ["--tensorboard"] if tensorboard else []
-    told = shlex.join(["takifugu", *words, *several, *also])
-    job = Job(found, out, data_dir, sharding, resume, checkpoint_every * 60.0, tensorboard, command=told)
-    if workers > 1:
+    check_sharding(options.sharding)
+    # A run launched with --workers has checked it already; the user's own torchrun has not.
+    faulty = begun.recipe.precision == "bf16" and launched() is None and avoid_faulty_amx()
+    if faulty and os.environ.get("RANK", "0") == "0":
+        _say("note: AMX crashes on this processor; training in bf16 without it")
+    told = replace(options, workers=launched() or options.workers)
+    command = shlex.join(["takifugu", *begun.words, *told.words(Options())])
+    remembered = begun.options if resume else told
+    again = shlex.join(["takifugu", "train", "--resume", str(begun.out), *told.words(remembered)])
+    if under_launcher() and launched() is None:
+        # The processes of other machines do not see the folder: they need the recipe and every option.
+        again = f"torchrun [same options] -m {command} --resume"
+    job = Job(
+        begun.recipe,
+        begun.out,
+        None if options.data_dir is None else Path(options.data_dir),
+        options.sharding,
+        resume,
+        options.checkpoint_every * 60.0,
+        options.tensorboard,
+        command=command,
+        continuation=again,
+        overrides=begun.overrides,
+        options=asdict(told),
+    )
+    if options.workers > 1:
         if under_launcher():
             raise UsageError("--workers within torchrun; give the number to torchrun instead")
-        job.check(workers)
+        job.check(options.workers)
+        words = [*begun.words, *replace(options, workers=begun.options.workers).words(begun.options)]
         flags = {"--resume": resume, "--json": as_json}
-        words += ["--sharding", sharding, *also, *(flag for flag, wanted in flags.items() if wanted)]
-        return launch(words, workers)
-    with joined(_device(device)) as processes:
+        words += [flag for flag, wanted in flags.items() if wanted]
+        return launch(words, options.workers, job.continuation)
+    with joined(_device(options.device)) as processes:
         if not under_launcher():
             job.check(1)
             return _run(job, processes, as_json)
         return leave_behind(_run(job, processes, as_json))
+
+
+@dataclass(frozen=True)
+class _Begun:
+    """A recipe and its run folder; for a run that is resumed, with what the folder remembers."""
+
+    recipe: Recipe
+    out: Path
+    overrides: list[str]
+    words: list[str]
+    """The command line that leads here, without the options."""
+    options: Options
+
+
+def _begun(source: str, out: Path | None, overrides: list[str], resume: bool) -> _Begun:
+    from takifugu.errors import UsageError
+    from takifugu.train import recipe as recipes
+    from takifugu.train.training_folder import TrainingFolder
+
+    is_folder = out is None and (Path(source) / "run.json").is_file()
+    if is_folder and not resume:
+        raise UsageError(
+            f"{source} is a run folder; continue it with: takifugu train --resume {shlex.quote(source)}"
+        )
+    if is_folder:
+        folder = TrainingFolder.open(source)
+        words = ["train", source, *_set_words(overrides)]
+        return _Begun(
+            _remembered(folder, overrides), folder.path, overrides, words, Options.remembered(folder.header)
+        )
+    if resume and out is None and not source.endswith(".toml") and source not in recipes.names():
+        raise UsageError(
+            f"there is no run folder {source!r} and no recipe of this name; give the run's folder"
+        )
+    out = Path(f"{Path(source).stem}.train") if out is None else out
+    header: Mapping[str, Any] = {}
+    if resume and (out / "run.json").is_file():
+        header = TrainingFolder.open(out).header
+        overrides = overrides or header.get("set") or []
+    words = ["train", source, *_set_words(overrides), "--out", str(out)]
+    return _Begun(recipes.load(source, overrides), out, overrides, words, Options.remembered(header))
+
+
+def _remembered(folder: TrainingFolder, overrides: list[str]) -> Recipe:
+    """Return the recipe that the folder was started with; `--set` may repeat what it has, not change it."""
+    from takifugu.errors import RunError
+    from takifugu.train import recipe as recipes
+
+    table, where = folder.header.get("recipe"), str(folder.path / "run.json")
+    if not isinstance(table, dict):
+        raise RunError(f"{where}: holds no recipe; it is damaged")
+    recipe = recipes.checked(table, where)
+    if recipe.sha256 != folder.header.get("recipe_sha256"):
+        raise RunError(f"{where}: the recipe does not match its hash; the file was changed or is damaged")
+    if overrides in ([], folder.header.get("set")):
+        return recipe
+    return recipes.checked(recipes.overridden(table, overrides), where)
+
+
+def _set_words(overrides: Sequence[str]) -> list[str]:
+    return [word for text in overrides for word in ("--set", text)]
 
 
 def _run(job: Job, processes: Any, as_json: bool) -> int:
@@ -100,14 +205,23 @@ def _run(job: Job, processes: Any, as_json: bool) -> int:
     from takifugu.train.job import Interrupted, carry_out
     from takifugu.train.memory import keep_freed_memory
     from takifugu.train.processes import LeaderFailed, under_launcher
+    from takifugu.train.training_folder import TrainingFolder
 
     if processes.device == "cpu":
         keep_freed_memory()
+    if job.resume and processes.leads and (job.out / "result.json").exists():
+        _say(f"{job.out}: the run has finished; this is its result")
     with _Talk(job, processes.leads) as talk:
         try:
             result = carry_out(job, processes, watch=talk.row, progress=talk.tick)
         except Interrupted:
-            talk.say(f"saved; go on with: {job.command} --resume")
+            talk.say(f"stopped, state saved; continue with: {job.continuation}")
+            return Exit.INTERRUPTED
+        except KeyboardInterrupt:
+            if job.resume or TrainingFolder.holds_run(job.out):
+                talk.say(f"stopped; continue from the last checkpoint with: {job.continuation}")
+            else:
+                talk.say(f"stopped before the first checkpoint; start again with: {job.command}")
             return Exit.INTERRUPTED
         except LeaderFailed:
             return Exit.OK  # the leader has said it, and ends with the code
@@ -125,7 +239,7 @@ def _run(job: Job, processes: Any, as_json: bool) -> int:
         else:
             for line in _lines(result):
                 typer.echo(line)
-        _say(f"run folder: {job.out}")
+        _say(f"run folder: {job.out}; the trained model: {job.out / 'model.safetensors'}")
     return Exit.OK
 
 
@@ -205,7 +319,8 @@ class _Talk:
         if not self.leads:
             return
         if self.bar is not None:
-            self.bar.console.print(text, markup=False, highlight=False)
+            # Not wrapped: a command with line breaks in it could not be copied.
+            self.bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
         else:
             _say(text)
 
@@ -245,7 +360,7 @@ class _Talk:
         elif row["kind"] == "resumed":
             for note in row["notes"]:
                 self.say(f"note: {note}")
-            self.say(f"going on from step {row['step']}")
+            self.say(f"continuing from step {row['step']}")
 
 
 def _told(row: Mapping[str, Any]) -> str:

@@ -1,6 +1,6 @@
 """`save` and `load`: a model's structure and weights in one safetensors file. No pickle, no code.
 
-The header's metadata holds the `Structure`, how the model was built if it is a zoo network, which
+The header's metadata holds the `Structure`, how the model was built if it was built by name, which
 names share a tensor, and a hash over every tensor. Loading checks all of it against the model
 before anything is changed.
 """
@@ -22,13 +22,14 @@ from torch import Tensor, nn
 
 from takifugu.errors import CheckpointError, StructureError, TakifuguWarning, near_misses
 from takifugu.lowrank.candidates import refuse_wrappers
+from takifugu.lowrank.narrow import BUILDER, WIDTHS, narrowed
 from takifugu.lowrank.surgery import Swap, build_swaps, commit_, structure_of
+from takifugu.named import MODEL_FUNCTIONS, named
 from takifugu.structure import Structure
 
 FORMAT = "takifugu.model/1"
 _KEY = "takifugu"
 _HASHED = ("format", "structure", "builder", "shared")
-_BUILDER = "_takifugu_builder"
 
 
 def save(model: nn.Module, path: str | Path) -> None:
@@ -39,7 +40,7 @@ def save(model: nn.Module, path: str | Path) -> None:
     header: dict[str, Any] = {
         "format": FORMAT,
         "structure": structure_of(model).to_dict(),
-        "builder": getattr(model, _BUILDER, None),
+        "builder": getattr(model, BUILDER, None),
         "shared": shared,
     }
     header["sha256"] = _digest(tensors, header)
@@ -59,17 +60,21 @@ def save(model: nn.Module, path: str | Path) -> None:
 
 
 def load(path: str | Path, model: nn.Module | None = None) -> nn.Module:
-    """Rebuilds what was saved: on `model` (dense or of any structure), or on a fresh zoo network.
+    """Load a saved model into `model` (dense or of any structure), or into a network that the header names.
 
+    Without `model` the header must name a zoo network or a function of `takifugu.zoo.small`.
     Every name, shape and hash is checked first; on any error the model is as it was.
     """
     path = Path(path)
     tensors, header = _read(path)
+    builder = header["builder"]
     if model is None:
-        model = _build(path, header["builder"])
+        model = _build(path, builder)
+        setattr(model, BUILDER, builder)
+    widths = builder.get(WIDTHS, {}) if isinstance(builder, dict) else {}
     try:
         structure = Structure.from_dict(header["structure"])
-        swaps = build_swaps(model, structure)
+        swaps = [*narrowed(model, widths), *build_swaps(model, structure)]
     except StructureError as error:
         raise CheckpointError(f"{str(path)!r} was made for another model: {error}") from error
     state = {**tensors, **{alias: tensors[name].clone() for alias, name in header["shared"].items()}}
@@ -83,6 +88,8 @@ def load(path: str | Path, model: nn.Module | None = None) -> nn.Module:
         _assign_(model, own)
     else:
         model.load_state_dict(state, strict=True)
+    if widths:
+        setattr(model, BUILDER, {**(getattr(model, BUILDER, None) or {}), WIDTHS: widths})
     return model
 
 
@@ -187,14 +194,29 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def _build(path: Path, builder: Any) -> nn.Module:
-    from takifugu import zoo  # the one source of networks that runs no code of the file's choosing
+    """Build the network that the header names. Names come from fixed tables only: a file runs no code."""
+    from takifugu import zoo
 
-    options = builder.get("options", {}) if isinstance(builder, dict) else None
-    if not isinstance(builder, dict) or "zoo" not in builder or not isinstance(options, dict):
+    builder = builder if isinstance(builder, dict) else {}
+    options = builder.get("options", {})
+    if not {"zoo", "function"} & set(builder) or not isinstance(options, dict):
         raise CheckpointError(
             f"{str(path)!r} does not say how its model is built; pass one: load(path, model)"
         )
-    return zoo.build(builder["zoo"], **options)
+    if "zoo" in builder:
+        return zoo.build(builder["zoo"], **options)
+    function = builder["function"]
+    if not isinstance(function, str) or function not in MODEL_FUNCTIONS:
+        given = ", ".join(f"{key}={value!r}" for key, value in options.items())
+        raise CheckpointError(
+            f"{str(path)!r} holds a model of {function!r}, which is not part of takifugu and is not "
+            f"imported; build it yourself, with the options ({given}), and pass it: load(path, model)"
+        )
+    try:
+        model: nn.Module = named(function)(**options)
+    except TypeError as error:
+        raise CheckpointError(f"{str(path)!r}: {function!r} cannot be built: {error}") from None
+    return model
 
 
 def _expected(model: nn.Module, swaps: list[Swap]) -> dict[str, Tensor]:

@@ -7,9 +7,9 @@ import os
 import platform
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,12 @@ class Job:
     checkpoint_s: float = 600.0
     tensorboard: bool = False
     command: str = ""
+    continuation: str = ""
+    """The command that continues the run."""
+    overrides: Sequence[str] = ()
+    """The `--set` options, for the folder to remember; the recipe has them already."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Options of the command besides the recipe, for the folder to remember."""
 
     def check(self, world: int) -> None:
         """What can be said before anything is started: on many processes, everyone would say it."""
@@ -65,6 +71,8 @@ class Job:
             "world": world,
             "sharding": self.sharding if world > 1 else "none",
             "command": self.command,
+            "set": list(self.overrides),
+            "options": dict(self.options),
             "versions": {"takifugu": takifugu.__version__, "torch": torch.__version__},
             "machine": {
                 "system": f"{platform.system()} {platform.machine()}",
@@ -85,13 +93,16 @@ def carry_out(
 
     `watch` sees every line of metrics, `progress` every step; both on the leading process only.
     """
-    recipe, place = job.recipe, processes.place
+    place = processes.place
     with ExitStack() as stack:
         stack.enter_context(terminable())  # until there is something to save
         folder = processes.leader_only(lambda: stack.enter_context(_opened(job, place.world)))
         done = folder.result() if folder is not None else None
         if told := processes.from_leader(None if done is None else json.dumps(done).encode()):
             return dict(json.loads(told))
+        # The leader's recipe: other machines do not have the folder that remembers --set.
+        told = processes.from_leader(None if folder is None else json.dumps(folder.header["recipe"]).encode())
+        recipe = job.recipe if told is None else Recipe.model_validate(json.loads(told))
         task = processes.leader_first(lambda: task_for(recipe, job.data_dir, place))
         module = models.build(
             recipe.model.name, recipe.model.options, task.model_options(), model_seed(recipe), "model.name"

@@ -24,8 +24,11 @@ _SAVING_S = 300
 """How long the processes may take to save when they are told to stop."""
 
 
-def launch(arguments: Sequence[str], workers: int) -> int:
-    """Runs `takifugu ARGUMENTS` in so many processes; returns the exit code."""
+def launch(arguments: Sequence[str], workers: int, continuation: str) -> int:
+    """Run `takifugu ARGUMENTS` in so many processes and return the exit code.
+
+    `continuation` is the command that continues the run, for the message if a process fails for good.
+    """
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -58,8 +61,8 @@ def launch(arguments: Sequence[str], workers: int) -> int:
                 return code
             rank, failure = error.get_first_failure()
             raise RunError(
-                f"process {rank} ended with code {failure.exitcode}, {RESTARTS} restarts notwithstanding; "
-                "its last words are above; go on from the last checkpoint with --resume"
+                f"process {rank} failed with code {failure.exitcode} after {RESTARTS} restarts; see the "
+                f"output above; continue from the last checkpoint with: {continuation}"
             ) from None
         finally:
             del os.environ[_OUTCOME]

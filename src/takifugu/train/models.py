@@ -37,6 +37,8 @@ def build(
             raise UsageError(f"{field}: {name!r} cannot be built: {error}") from error
     if not isinstance(model, nn.Module):
         raise UsageError(f"{field}: {name!r} gave a {type(model).__name__}, not a torch.nn.Module")
+    if not hasattr(model, registry.BUILDER):  # zoo networks have it already
+        setattr(model, registry.BUILDER, {"function": name, "options": arguments})
     return model
 
 

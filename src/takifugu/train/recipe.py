@@ -1,7 +1,8 @@
 """`Recipe`: a training run as data. TOML files; those of the package by name, any field overridden.
 
 A recipe says everything that the result follows from, but for the data's folder and the number of processes.
-`base = "another recipe"` takes all fields of another one and changes some.
+`base = "another recipe"` takes all fields of another one and changes some. `unset = ["method.rank"]` removes
+inherited fields, as `--set method.rank=` does on the command line.
 """
 
 from __future__ import annotations
@@ -86,7 +87,10 @@ def names() -> list[str]:
 
 
 def load(source: str | Path, overrides: Sequence[str] = ()) -> Recipe:
-    """A recipe by name or path, with `field=value` overrides (`data.batch_size=64`), checked."""
+    """Return the checked recipe of a name or path, with `field=value` overrides (`data.batch_size=64`).
+
+    An empty value (`method.rank=`) removes the field.
+    """
     return checked(overridden(_table(source), overrides), str(source))
 
 
@@ -112,7 +116,10 @@ def checked(data: Mapping[str, Any], source: str) -> Recipe:
             except UsageError as error:
                 mistakes.append(str(error))
     if recipe is not None and recipe.factor_decay is not None and recipe.frobenius_decay:
-        mistakes.append("factor_decay: frobenius_decay is given as well; keep one of the two")
+        mistakes.append(
+            "factor_decay: `frobenius_decay` and `factor_decay` are mutually exclusive; remove one with "
+            "--set frobenius_decay= or --set factor_decay="
+        )
     told = tuple(mistake.partition(":")[0] for mistake in mistakes)
     mistakes += (f"{path}: {what}" for path, what in _no_plain_data(data) if path not in told)
     if mistakes or recipe is None:
@@ -126,15 +133,30 @@ def _name(data: Mapping[str, Any], table: str) -> Any:
 
 
 def overridden(data: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """A copy of the table with each `path=value` put in; values are TOML, or text if they are not."""
+    """Return a copy of the table with each `path=value` put in; values are TOML, or text if they are not.
+
+    `path=` without a value removes the field. Fields are removed first, so that the order does not matter.
+    """
     changed: dict[str, Any] = copy.deepcopy(dict(data))
-    parsed = []
+    parsed, removed = [], set()
     for text in overrides:
         path, equals, value = text.partition("=")
         keys = path.strip().split(".")
         if not equals or not all(keys):
-            raise UsageError(f"--set {text!r}: give field=value, e.g. --set optimizer.lr=0.05")
-        parsed.append((text, keys, value))
+            raise UsageError(
+                f"--set {text!r}: give field=value, e.g. --set optimizer.lr=0.05, or field= to remove it"
+            )
+        if value.strip():
+            parsed.append((text, keys, value))
+        elif tuple(keys) not in removed:
+            _remove_(changed, keys, f"--set {text}")
+            removed.add(tuple(keys))
+    for text, keys, _ in parsed:
+        if tuple(keys) in removed:
+            raise UsageError(
+                f"--set {text}: {'.'.join(keys)} is removed as well (--set {'.'.join(keys)}=); "
+                "keep one of the two"
+            )
     # Kinds first: a new one clears its table, but not what is set beside it.
     for text, keys, value in sorted(parsed, key=lambda one: one[1][-1] != "kind"):
         table = changed
@@ -148,18 +170,41 @@ def overridden(data: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, A
     return changed
 
 
+def _remove_(data: dict[str, Any], keys: Sequence[str], source: str) -> None:
+    """Remove the field at this path; a path that leads nowhere is likely a typing error."""
+    table: Any = data
+    for depth, key in enumerate(keys):
+        if not isinstance(table, dict) or key not in table:
+            known = sorted(table) if isinstance(table, dict) else []
+            hint = near_misses(key, known) or (f"; set there: {', '.join(known)}" if known else "")
+            raise UsageError(
+                f"{source}: the recipe does not set {'.'.join(keys[: depth + 1])}, so there is nothing to "
+                f"remove{hint}"
+            )
+        if depth < len(keys) - 1:
+            table = table[key]
+    del table[keys[-1]]
+
+
 def _table(source: str | Path, above: tuple[str, ...] = ()) -> dict[str, Any]:
     """A recipe's fields, those of its base included."""
     data = _read(source)
-    base = data.pop("base", None)
+    base, unset = data.pop("base", None), data.pop("unset", None)
+    if base is None and unset is not None:
+        raise UsageError(f"{source}: unset: removes fields of a base, and there is none; name it with base =")
     if base is None:
         return data
+    if unset is not None and not (isinstance(unset, list) and all(isinstance(path, str) for path in unset)):
+        raise UsageError(f'{source}: unset: {unset!r} is not a list of fields such as ["method.rank"]')
     if isinstance(base, str) and base.endswith(".toml"):
         base = os.path.normpath(Path(source).parent / base)
     above = (*above, str(source))
     if not isinstance(base, str) or base in above:
         raise UsageError(f"{source}: base: {base!r} is not the name or the path of another recipe")
-    return _merged(_table(base, above), data)
+    inherited = _table(base, above)
+    for path in dict.fromkeys(unset or ()):
+        _remove_(inherited, path.split("."), f"{source}: unset {path!r}")
+    return _merged(inherited, data)
 
 
 def _merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -178,8 +223,8 @@ def _read(source: str | Path) -> dict[str, Any]:
     if not text.endswith(".toml"):
         if text not in names():
             raise UsageError(
-                f"there is no recipe {text!r}{near_misses(text, names())}; `takifugu train --list` shows "
-                "those there are, a path ends in .toml"
+                f"there is no recipe {text!r}{near_misses(text, names())}; `takifugu train --list` lists "
+                "them; the path of a recipe ends in .toml"
             )
         return tomllib.loads((_shelf() / f"{text}.toml").read_text(encoding="utf-8"))
     try:
@@ -188,7 +233,7 @@ def _read(source: str | Path) -> dict[str, Any]:
         reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
         raise UsageError(f"{text}: cannot be read ({reason}); give the path of a recipe") from None
     except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"{text}: is not valid TOML ({error}); mend the syntax there") from None
+        raise UsageError(f"{text}: is not valid TOML ({error}); correct the syntax there") from None
 
 
 def _shelf() -> Any:
@@ -230,4 +275,4 @@ def _says(error: ValidationError) -> Iterator[str]:
             hint = near_misses(last, known) or f"; known here: {', '.join(known)}"
             yield f"{path}: is not a field of a recipe{hint}"
         else:
-            yield f"{path}: {found.get('input')!r} does not do; give {fix}"
+            yield f"{path}: {found.get('input')!r} is not valid; give {fix}"

@@ -13,6 +13,7 @@ run goes on from there. So a run that is killed at any moment loses only the ste
 from __future__ import annotations
 
 import hashlib
+import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
@@ -64,7 +65,8 @@ class TrainingFolder:
         with _disk(path, "nothing is lost"):
             if cls.holds_run(path):
                 raise RunError(
-                    f"{path}: holds a run already; continue it with --resume, or choose another --out"
+                    f"{path}: holds a run already; continue it with: {_command(path)}, or "
+                    "choose another --out"
                 )
             if path.exists() and (not path.is_dir() or not _only_leftovers(path)):
                 raise RunError(
@@ -94,17 +96,22 @@ class TrainingFolder:
 
     def check_same(self, header: Mapping[str, Any]) -> None:
         """Refuses to go on with another recipe or other processes than the run began with."""
-        for key, advice in (
-            ("recipe_sha256", "resume with the same recipe and the same --set"),
-            ("world", "resume with as many processes (--workers)"),
-            ("sharding", "resume with the same --sharding"),
+        if self.header.get("recipe_sha256") != header.get("recipe_sha256"):
+            changes = list(_differences(self.header.get("recipe"), header.get("recipe")))
+            told = "; ".join(changes[:3]) + ("; ..." if changes[3:] else "")
+            raise RunError(
+                f"{self.path}: was started with another recipe ({told}); continue it as it is with: "
+                f"{_command(self.path)}, or start a new run with another --out"
+            )
+        for key, what, advice in (
+            ("world", "number of processes", "resume with as many (--workers)"),
+            ("sharding", "sharding", "resume with the same --sharding"),
         ):
             ours, theirs = self.header.get(key), header.get(key)
             if ours != theirs:
-                what = key.removesuffix("_sha256")
                 raise RunError(
-                    f"{self.path}: was started with another {what} ({str(ours)[:12]}, now "
-                    f"{str(theirs)[:12]}); {advice}, or choose another --out"
+                    f"{self.path}: was started with another {what} ({ours}, now {theirs}); {advice}, or "
+                    "choose another --out"
                 )
 
     def locked(self) -> AbstractContextManager[None]:
@@ -180,6 +187,25 @@ class TrainingFolder:
         ):
             raise RunError(f"{path}: is damaged; put it back, or start anew in another folder")
         return kept
+
+
+def _command(path: Path) -> str:
+    return shlex.join(["takifugu", "train", "--resume", str(path)])
+
+
+def _differences(old: Any, new: Any, path: str = "") -> Iterator[str]:
+    """Yield the fields in which two recipes differ, with both values; what is said about a recipe aside."""
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        for key in dict.fromkeys([*old, *new]):
+            if path or key != "about":
+                yield from _differences(old.get(key), new.get(key), f"{path}.{key}" if path else key)
+    elif old != new:
+        yield f"{path}: {_brief(old)}, now {_brief(new)}"
+
+
+def _brief(value: Any) -> str:
+    text = "not set" if value is None else repr(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."
 
 
 def _whole(path: Path, sha256: str) -> bytes:

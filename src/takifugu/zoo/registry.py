@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 BUILDER = "_takifugu_builder"
-"""Attribute of a built model: `{"zoo": name, "options": {...}}`, so that a checkpoint can rebuild it."""
+"""Attribute of a built model: `{"zoo": name, "options": {...}}`, so that a checkpoint can rebuild it.
+
+For other functions it is `{"function": "package.module:name", "options": {...}}`; a network whose channels
+were cut also has `"widths"` (`takifugu.lowrank.narrow`)."""
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 
 from takifugu.errors import UsageError, near_misses
-from takifugu.zoo.registry import BUILDER
+from takifugu.lowrank.narrow import record_, resize_
 
 
 @dataclass(frozen=True)
@@ -200,9 +200,9 @@ def cut_(module: nn.Module, chains: Sequence[Chain], kept: Kept) -> list[Cut]:
                 setattr(layer, attribute, new)
             elif old is not None:
                 setattr(layer, attribute, _taken(old, dimensions))
-        _resize_(layer)
-    if cuts and hasattr(module, BUILDER):
-        delattr(module, BUILDER)  # it builds a network of the full size
+        resize_(layer)
+    if cuts:
+        record_(module, plan)
     return cuts
 
 
@@ -240,16 +240,6 @@ def _taken(tensor: Tensor, dimensions: Mapping[int, Tensor]) -> Tensor:
         taken = taken.index_select(dimension, index.to(tensor.device))
     last = tensor.dim() == 4 and not tensor.is_contiguous()
     return taken.contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
-
-
-def _resize_(layer: nn.Module) -> None:
-    """Layers know their sizes a second time, as numbers."""
-    if isinstance(layer, nn.Conv2d):
-        layer.out_channels, layer.in_channels = layer.weight.shape[:2]
-    elif isinstance(layer, nn.Linear):
-        layer.out_features, layer.in_features = layer.weight.shape
-    elif isinstance(layer, nn.BatchNorm2d):
-        layer.num_features = len(layer.weight)
 
 
 def carry_(optimizer: Optimizer, cuts: Sequence[Cut]) -> None:

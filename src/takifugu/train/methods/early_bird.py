@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from takifugu.errors import UsageError
 from takifugu.train.methods.base import Method, Run
 from takifugu.train.methods.channels import Chain, carry_, cut_, find_chains
-from takifugu.train.methods.options import require_amount, require_count, require_one_of, require_share
+from takifugu.train.methods.options import require_alone, require_amount, require_count, require_share
 
 PRUNE = 0.5
 QUEUE = 5
@@ -49,7 +49,7 @@ class EarlyBird(Method):
         epsilon: float = 0.1,
         latest: int | None = None,
     ) -> None:
-        require_one_of("prune", prune, "keep", keep)
+        require_alone("keep", keep, prune=prune)
         self.prune = PRUNE if prune is None else require_share("prune", prune, "the channels")
         self.keep = None if keep is None else require_share("keep", keep, "the model's parameters")
         self.sparsity = require_amount("sparsity", sparsity)

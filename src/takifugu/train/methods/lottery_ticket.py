@@ -19,7 +19,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from takifugu.errors import UsageError
 from takifugu.train.methods.base import Method, Run
-from takifugu.train.methods.options import require_count, require_one_of, require_share
+from takifugu.train.methods.options import require_alone, require_count, require_share
 
 PRUNE = 0.2
 ROUNDS = 4
@@ -49,7 +49,7 @@ class LotteryTicket(Method):
         rewind: int = 0,
     ) -> None:
         self.rounds = require_count("rounds", rounds, 1, "prunings")
-        require_one_of("prune", prune, "keep", keep)
+        require_alone("keep", keep, prune=prune)
         self.prune = PRUNE if prune is None else require_share("prune", prune, "the remaining weights")
         self.keep = None if keep is None else require_share("keep", keep, "the model's parameters")
         self.rewind = require_count("rewind", rewind, 0, "epochs")

@@ -29,9 +29,18 @@ def require_amount(option: str, value: Any) -> float:
     return float(value)
 
 
-def require_one_of(first: str, one: Any, second: str, other: Any) -> None:
-    if one is not None and other is not None:
-        raise UsageError(f"{second}: {first} is given as well, and either one settles the other; drop one")
+def require_alone(option: str, value: Any, **others: Any) -> None:
+    """Refuse the option beside any of the others; None is not given."""
+    given = [name for name, other in others.items() if other is not None]
+    if value is None or not given:
+        return
+    # Recipes inherit fields from their base, so the other one may not be the user's own: say how it goes.
+    flags = " ".join(f"--set method.{name}=" for name in given)
+    fields = ", ".join(f'"method.{name}"' for name in given)
+    both = "; ".join(f"`{name}` and `{option}` are mutually exclusive" for name in given)
+    raise UsageError(
+        f"{option}: {both}; remove one with {flags}, or unset = [{fields}] beside a recipe's base"
+    )
 
 
 @contextmanager

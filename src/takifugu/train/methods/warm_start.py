@@ -21,7 +21,7 @@ from takifugu.lowrank.rewarm import Rewarm
 from takifugu.lowrank.surgery import decomposer
 from takifugu.lowrank.warmstart import AUTO, WarmStart
 from takifugu.train.methods.base import Method, Run
-from takifugu.train.methods.options import require_count, require_one_of, told_as
+from takifugu.train.methods.options import require_alone, require_count, told_as
 
 RANK = 0.25
 """The paper's, for all its networks."""
@@ -56,8 +56,7 @@ class WarmStarted(Method):
         scheme: str | Mapping[str, str] | None = None,
         where: Where = None,
     ) -> None:
-        require_one_of("rank", rank, "stages", stages)
-        require_one_of("warmup", warmup, "stages", stages)
+        require_alone("stages", stages, rank=rank, warmup=warmup)
         with told_as("rank"):
             rule_for(RANK if rank is None else rank)
         if warmup not in (None, AUTO):
@@ -100,8 +99,8 @@ class WarmStarted(Method):
         for at, _ in self.warm.stages:
             if isinstance(at, int) and at >= run.epochs:
                 raise UsageError(
-                    f"method: a switch at epoch {at}, but the run has only {run.epochs}; "
-                    "set warmup (or stages) below that, or train longer"
+                    f"method: the switch at epoch {at} is never reached, the run has {run.epochs}; switch "
+                    "earlier (--set method.warmup=..., or method.stages), or train longer (--set epochs=...)"
                 )
         self.warm.wrap = None if run.sharding == "none" else run.wrap
         done, before, started = self.warm.done, _count(run.model), time.perf_counter()

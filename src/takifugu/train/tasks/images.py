@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -82,7 +83,7 @@ class ImageTask(Task):
         self._order = lru_cache(maxsize=2)(self._drawn_order)
 
     def model_options(self) -> dict[str, Any]:
-        options: dict[str, Any] = {"classes": self.classes}
+        options: dict[str, Any] = {"classes": self.classes, "inputs": math.prod(self.shape)}
         if len(self.shape) == 3:
             options |= {"in_channels": self.shape[0], "image_size": self.shape[1]}
         return options
