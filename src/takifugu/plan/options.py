@@ -100,7 +100,7 @@ def enumerate_options(fleet: Fleet, version: int) -> Options:
     costs, levels, problem = fleet.by_version[version], fleet.levels[first].astype(float), fleet.problem
     level_s = costs.fixed_s[first, None] + costs.sample_s[first, None] * levels
     level_j = costs.fixed_j[first, None] + costs.sample_j[first, None] * levels
-    slowest = np.where(members > 0, level_s, 0.0).max(axis=(1, 2))
+    slowest = np.where(members > 0, level_s, 0.0).max(axis=(1, 2), initial=0.0)
     waiting = np.where(members > 0, fleet.idle_w[first, None] * (slowest[:, None, None] - level_s), 0.0)
     energy_j = (members * (level_j + waiting)).sum(axis=(1, 2)) + problem.overhead_j
     share = fleet.shares((members * levels).sum(axis=2), first)
