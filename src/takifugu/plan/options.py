@@ -89,6 +89,9 @@ def enumerate_options(fleet: Fleet, version: int) -> Options:
     """Every node set with every number of parts, one for all that differ in identical nodes alone, without
     those that another beats at all times."""
     groups, parts = identical_nodes(fleet, version), fleet.problem.parts
+    if not groups:
+        none = np.zeros(0)
+        return Options(none, none, none, (), lambda row: {})
     first = np.array([members[0] for members in groups], dtype=np.int64)
     choices = [_members_by_level(len(members), parts) for members in groups]
     # [set, group, level]: how many of the group's members use so many of their parts
@@ -100,7 +103,7 @@ def enumerate_options(fleet: Fleet, version: int) -> Options:
     costs, levels, problem = fleet.by_version[version], fleet.levels[first].astype(float), fleet.problem
     level_s = costs.fixed_s[first, None] + costs.sample_s[first, None] * levels
     level_j = costs.fixed_j[first, None] + costs.sample_j[first, None] * levels
-    slowest = np.where(members > 0, level_s, 0.0).max(axis=(1, 2), initial=0.0)
+    slowest = np.where(members > 0, level_s, 0.0).max(axis=(1, 2))
     waiting = np.where(members > 0, fleet.idle_w[first, None] * (slowest[:, None, None] - level_s), 0.0)
     energy_j = (members * (level_j + waiting)).sum(axis=(1, 2)) + problem.overhead_j
     share = fleet.shares((members * levels).sum(axis=2), first)
