@@ -42,8 +42,8 @@ def all_ends(problem: dict[str, Any], most_states: float = 3e6) -> np.ndarray:
 def unbeaten(points: np.ndarray) -> np.ndarray:
     """The rows that no other row beats; of equal rows one."""
     points = np.unique(points, axis=0)
-    kept: list[np.ndarray] = []
+    kept, count = np.empty_like(points), 0
     for row in points:  # by energy, then time and loss: only earlier rows can beat later ones
-        if not any((other <= row).all() for other in kept):
-            kept.append(row)
-    return np.array(kept).reshape(-1, 3)
+        if not (kept[:count] <= row).all(axis=1).any():
+            kept[count], count = row, count + 1
+    return kept[:count]

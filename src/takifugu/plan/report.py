@@ -64,7 +64,7 @@ def table(result: Result) -> Iterator[str]:
             f"{s.samples}",
             f"{s.start_s:.1f}",
             f"{s.end_s:.1f}",
-            f"{s.energy_j:.1f}",
+            f"{s.energy_j:.1f}" if plan.energy_j >= 100.0 else f"{s.energy_j:.4g}",
             f"{s.loss:.4f}",
         )
         for s in stretches(result.problem, plan)

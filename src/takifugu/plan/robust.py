@@ -16,13 +16,13 @@ from dataclasses import replace
 import numpy as np
 
 from takifugu.errors import UsageError
+from takifugu.plan import samples
 from takifugu.plan.baselines import run_baselines
 from takifugu.plan.curves import step_one
 from takifugu.plan.fleet import Fleet
 from takifugu.plan.plan import Plan, meets_limits, replay
 from takifugu.plan.problem import Problem
 from takifugu.plan.result import OPTIMAL_GAP, Result
-from takifugu.plan.samples import final_losses, needed, sample_count
 from takifugu.plan.solve import Solver, solve
 
 _TRIES = 7
@@ -55,7 +55,7 @@ def check_confidence(problem: Problem, confidence: float) -> None:
     """Raise if the confidence is not a share, or if no curve of the problem has samples."""
     if not 0.0 < confidence <= 1.0:
         raise UsageError(f"--confidence {confidence:g} is not in (0, 1]; 0.9 asks for nine samples in ten")
-    if not sample_count(problem):
+    if not samples.sample_count(problem):
         raise UsageError("--confidence needs curve samples; add versions.curve.samples, or leave it out")
 
 
@@ -67,9 +67,9 @@ def continued(problem: Problem, plan: Plan, confidence: float, fleet: Fleet | No
     fleet = fleet or Fleet.of(problem)
     if not plan.decisions:
         return plan if meets_limits(problem, plan) else None
-    count = sample_count(problem)
-    enough = needed(confidence, count)
-    losses = final_losses(problem, plan.decisions, fleet)
+    count = samples.sample_count(problem)
+    enough = samples.needed(confidence, count)
+    losses = samples.final_losses(problem, plan.decisions, fleet)
     last = plan.decisions[-1]
     version = problem.versions[last.version]
     curves = version.curve_samples or (version.curve,) * count
@@ -125,7 +125,7 @@ def _solve(
 ) -> Result:
     possible = worlds(problem)
     say = progress or (lambda _: None)
-    enough_of = needed(confidence, len(possible))
+    enough_of = samples.needed(confidence, len(possible))
     each = None if time_limit_s is None else time_limit_s / (2 * len(possible) + _TRIES + 1)
     bounds: list[float] = []
     best: Plan | None = None
