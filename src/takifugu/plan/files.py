@@ -18,7 +18,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from takifugu.errors import ProblemError
 from takifugu.plan import curves
-from takifugu.plan.problem import Node, Problem, Reserve, Switch, Version
+from takifugu.plan.problem import Node, Problem, Switch, Version
 
 LARGEST = 1e50
 """Figures beyond it, and divisors below one over it, are mistakes; what follows from them overflows."""
@@ -194,6 +194,8 @@ class ReserveTable(_Table):
 
 def from_plan(data: Mapping[str, Any], where: str, base: Path | None = None) -> Problem:
     """Return the problem that a plan file holds, with its reserve."""
+    from takifugu.plan.problem import Reserve
+
     problem = from_dict(data["problem"], base)
     if data.get("reserve") is None:
         return problem
