@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from sampled import sampled_problem
 
+import takifugu.plan.proof as proof_module
 from takifugu.cli import Exit, main
 from takifugu.plan.baselines import run_baselines
 from takifugu.plan.problem import Problem
@@ -63,6 +65,27 @@ def test_a_bound_above_what_is_proven_is_not_confirmed(problem: Problem) -> None
     late = prove(problem, file, file["energy_j"], time_limit_s=1e-9)
     assert not late.ok
     assert "could not be proven; what could: no plan needs less than 0 J" in late.message
+
+
+def test_a_weaker_bound_confirms_nothing(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = solve(problem, 0.0).to_dict()
+    weak = replace(solve(problem, 0.0), lower_bound_j=0.96 * file["energy_j"])
+    monkeypatch.setattr(proof_module, "solve", lambda *_, **__: weak)
+    proof = prove(problem, file, file["energy_j"])
+    assert not proof.ok
+    assert "could not be proven; what could: no plan needs less than" in proof.message
+    assert proof.lower_bound_j == weak.lower_bound_j
+
+
+def test_a_bound_above_a_plan_that_verifies_is_the_solvers_mistake(
+    problem: Problem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = solve(problem, 0.0).to_dict()
+    wrong = replace(solve(problem, 0.0), lower_bound_j=1.01 * file["energy_j"])
+    monkeypatch.setattr(proof_module, "solve", lambda *_, **__: wrong)
+    proof = prove(problem, file, file["energy_j"])
+    assert not proof.ok
+    assert "this is a bug in the solver" in proof.message
 
 
 def test_a_bound_for_a_confidence_is_proven_for_it(problem: Problem) -> None:
