@@ -134,6 +134,35 @@ def test_a_run_may_have_until_later_than_planned(capsys, easy: Path, plan: Path,
     assert read(tmp_path / "short").problem.planned_for_s is None
 
 
+def test_a_run_has_all_the_time_of_a_plan_with_a_reserve(capsys, tmp_path: Path) -> None:
+    """Without --deadline: the real deadline counts, and nodes stay until their windows really end."""
+    data = small_fleet.problem_dict(target={"loss": 1.5, "max_rounds": 8, "deadline_s": 40.0})
+    for node in data["nodes"]:
+        node["available"] = [[0.0, 12.0]]
+    path, plan = small_fleet.write_problem(tmp_path, data), tmp_path / "plan.json"
+    assert main(["plan", str(path), "--reserve", "0.4", "-o", str(plan), "--brief"]) == Exit.OK
+    planned = json.loads(plan.read_text())
+    assert planned["time_s"] < 7.2 < 12.0  # what the windows were planned to be, and what they are
+    capsys.readouterr()
+    slow = ("--slowdown", "1", "--dropout", "0", "--spread", "0")
+    takifugu(capsys, "run", plan, "--out", tmp_path / "run", *slow, "--no-replan")
+    header = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert header["target"]["deadline_s"] == 40.0
+    assert "--deadline" not in header["command"]
+    rows = [json.loads(line) for line in (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()]
+    assert len(rows) == len(planned["rounds"])
+    assert rows[-1]["start_s"] > 7.2  # late, but its nodes are still there
+    assert [row["members"] for row in rows] == [len(row["nodes"]) for row in planned["rounds"]]
+    assert (read(tmp_path / "run").problem.deadline_s, read(plan).problem.deadline_s) == (40.0, 40.0)
+    # What is planned on the way may use the reserve of the windows, too.
+    takifugu(capsys, "run", plan, "--out", tmp_path / "anew", *slow)
+    plans = sorted((tmp_path / "anew" / "plans").iterdir())
+    assert plans
+    assert max(json.loads(p.read_text())["time_s"] for p in plans) > 7.2
+    takifugu(capsys, "run", plan, "--out", tmp_path / "short", *slow, "--deadline", "8")
+    assert json.loads((tmp_path / "short" / "run.json").read_text())["target"]["deadline_s"] == 8.0
+
+
 def test_a_target_out_of_reach_is_exit_1(capsys, plan: Path, tmp_path: Path) -> None:
     """The plan believes in its curves; the real loss does not follow."""
     data = small_fleet.problem_dict(target={"loss": 1.0, "deadline_s": 30.0, "max_rounds": 2})

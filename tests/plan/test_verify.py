@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 from generator import small_problem
+from sampled import sampled_problem
 
 import takifugu.plan.verify as verify_module
 from takifugu.plan.problem import Problem
+from takifugu.plan.robust import solve_robust
 from takifugu.plan.solve import solve
 from takifugu.plan.verify import verify
 
@@ -46,6 +48,15 @@ def lies() -> dict[str, Any]:
         "lower_bound_j": lambda p: p.update(lower_bound_j=p["energy_j"] * 2),
         "gap is given": lambda p: p.update(gap=0.5),
         "status is optimal": lambda p: p.update(status="optimal", lower_bound_j=0.9 * p["energy_j"], gap=0.1),
+        "status is optimal, and the gap is 1e-07": lambda p: p.update(
+            status="optimal", lower_bound_j=(1 - 1e-7) * p["energy_j"], gap=1e-7
+        ),
+        "is above the energy": lambda p: p.update(lower_bound_j=(1 + 1e-8) * p["energy_j"], gap=-1e-8),
+        "status is within_tolerance, but": lambda p: p.update(status="within_tolerance", lower_bound_j=None),
+        "status is optimal, but": lambda p: p.update(status="optimal", lower_bound_j=None, gap=None),
+        "gap is given as 0.0, but": lambda p: p.update(status="feasible", lower_bound_j=None, gap=0.0),
+        "status 'best' is not one of": lambda p: p.update(status="best"),
+        "curves have 0 samples": lambda p: p.update(samples={"count": 4, "reached": 4}),
     }
 
 
@@ -86,6 +97,23 @@ def test_damaged_plans_are_refused_not_crashed_on(
     verdict = verify(solved[0], plan)
     assert not verdict.ok
     assert any(complaint in c for c in verdict.complaints), verdict.complaints
+
+
+def test_samples_are_replayed() -> None:
+    data = sampled_problem()
+    plan = solve_robust(Problem.from_dict(data), 0.75, 0.05).to_dict()
+    verdict = verify(data, plan)
+    assert verdict.ok
+    assert verdict.samples_reached == 3
+    for change, complaint in (
+        ({"reached": 4}, "samples.reached is given as 4, replayed 3"),
+        ({"count": 3}, "samples.count is given as 3, replayed 4"),
+        ({"confidence": 0.9}, "reaches the target in 3 of 4 samples, samples.confidence is given as 0.9"),
+        ({"confidence": "all"}, "samples.confidence is given as 'all'"),
+    ):
+        verdict = verify(data, {**plan, "samples": {**plan["samples"], **change}})
+        assert verdict.complaints == (complaint,) or complaint in verdict.complaints[0]
+        assert not verdict.ok
 
 
 def test_shares_no_code_with_the_solver() -> None:

@@ -214,7 +214,7 @@ def _run(
         problem, world, read_structures(problem, (folder,)), seed, base=folder, deadline_s=deadline_s
     )
     options = " ".join(f"--{name} {value:g}" for name, value in WORLD.items())
-    command = f"takifugu run {folder / 'plan.json'} --seed {seed} {options} --deadline {deadline_s:g}"
+    command = f"takifugu run {folder / 'plan.json'} --seed {seed} {options}"
     _put_aside_what_is_of_another_run(setting, chosen, folder)
     results: dict[str, Mapping[str, Any]] = {}
     for place, policy in enumerate(chosen):
@@ -300,6 +300,7 @@ class Done:
     def screen(self) -> Iterator[str]:
         from takifugu.cli.results import table
         from takifugu.plan.report import table as plan_table
+        from takifugu.plan.samples import sample_count
 
         problem, plan = self.problem, self.plan.plan
         assert plan is not None
@@ -316,16 +317,21 @@ class Done:
         yield ""
         gap, bound = 100 * (self.plan.gap or 0.0), self.plan.lower_bound_j or 0.0
         yield (
-            f"PLAN     {plan.energy_j:,.1f} J in {plan.time_s:.1f} s; proven: by the fitted curves no plan "
-            f"within {self.planned_for_s:g} s needs less than {bound:,.1f} J (gap {gap:.2f}%). "
-            f"The rest of the {problem.deadline_s:g} s is a reserve."
+            f"PLAN     predicted by curves and profiles: {plan.energy_j:,.1f} J in {plan.time_s:.1f} s; "
+            f"proven for the same predicted figures: no plan within {self.planned_for_s:g} s needs less than "
+            f"{bound:,.1f} J (gap {gap:.2f}%). The rest of the {problem.deadline_s:g} s is a reserve."
         )
+        if (held := self.plan.samples_reached) is not None:
+            yield f"  It reaches the target in {held} of {sample_count(problem)} samples of the curves."
         yield from (f"  {line}" for line in plan_table(self.plan))
         used = {name for row in plan.rounds for name in row.nodes}
         idle = [node.name for node in problem.nodes if node.name not in used]
         yield f"  never asked: {', '.join(idle)}" if idle else "  every device is asked at some time"
         yield ""
-        yield "RUN      real training, devices that differ from their profile; in brackets what was predicted"
+        yield (
+            "RUN      real training, devices that differ from their profile; in brackets what was predicted "
+            "(the bound above is on predicted energy, actual energy may be lower)"
+        )
         lines = list(table(self.policies, self.results, problem.target_loss, problem.deadline_s, short=True))
         yield from (f"  {line}" for line in lines[1:])
         if anew := len(self.results["plan"]["replans"]):

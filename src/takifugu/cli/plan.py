@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
+    from takifugu.plan.pareto import Front
     from takifugu.plan.problem import Problem
 
 
@@ -27,15 +30,21 @@ def plan(
     ] = False,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the plan file here.")] = None,
     verify: Annotated[Path | None, typer.Option(help="Replay this plan and say yes or no.")] = None,
-    pareto: Annotated[bool, typer.Option(help="The whole front of energy, time and loss.")] = False,
+    proof: Annotated[
+        bool, typer.Option("--proof", help="With --verify: also recompute the lower bound by solving.")
+    ] = False,
+    pareto: Annotated[bool, typer.Option(help="The front of energy, time and loss.")] = False,
+    points: Annotated[int, typer.Option(help="With --pareto: list at most so many points; 0: all.")] = 60,
     confidence: Annotated[
         float | None, typer.Option(help="Reach the loss in this share of the curves' samples.")
     ] = None,
     reserve: Annotated[
-        float, typer.Option(help="Plan for an earlier deadline: this share of the time is kept back.")
+        float, typer.Option(help="Plan for earlier limits: this share of the time is kept back.")
     ] = 0.0,
     schema: Annotated[bool, typer.Option("--schema", help="Print the problem file's JSON schema.")] = False,
-    brief: Annotated[bool, typer.Option("--brief", help="Leave sensitivity and baselines out.")] = False,
+    brief: Annotated[
+        bool, typer.Option("--brief", help="Print the summary and the table of rounds only.")
+    ] = False,
 ) -> int:
     """Plan how much and when to compress, and where and on which data to train, for the least energy."""
     from takifugu.errors import UsageError
@@ -50,6 +59,12 @@ def plan(
         raise UsageError("no problem file given; try `takifugu plan PROBLEM` or `takifugu plan --schema`")
     if time_limit is not None and not time_limit > 0:
         raise UsageError(f"--time-limit {time_limit:g} is not above 0; give seconds, or leave it out")
+    if proof and verify is None:
+        raise UsageError("--proof needs --verify PLAN; without it every plan is solved with its bound anyway")
+    if verify is not None and confidence is not None:
+        raise UsageError("--verify takes the confidence from the plan file; remove --confidence")
+    if points < 0:
+        raise UsageError(f"--points {points} is below 0; give a number of points, or 0 for all")
     loaded = Problem.load(problem)
     if reserve:
         loaded = _with_reserve(loaded, reserve)
@@ -57,23 +72,25 @@ def plan(
         # Told before the planning, which may take long.
         raise UsageError(f"{output}: is a folder, or lies in none; choose another -o")
     if verify is not None:
-        return _verify(loaded, verify, as_json)
+        return _verify(loaded, verify, as_json, proof, time_limit)
     if pareto:
-        return _pareto(loaded, time_limit, as_json, output)
+        return _pareto(loaded, time_limit, as_json, output, points or None, confidence)
     return _solve(loaded, tolerance, time_limit, as_json, output, confidence, brief)
 
 
 def _with_reserve(problem: Problem, share: float) -> Problem:
-    """What is planned and proven is the problem with the earlier deadline; so is what the plan file holds."""
+    """Return the problem with earlier limits, of which the bound is proven; it remembers the real ones."""
     from takifugu.errors import UsageError
 
     try:
         earlier = problem.with_reserve(share)
     except UsageError as error:
         raise UsageError(f"--reserve: {error}") from None
+    real = problem.without_reserve()
+    windows = ", and for windows that end earlier" if any(node.available for node in real.nodes) else ""
     _say(
-        f"planning for {earlier.deadline_s:g} s instead of {problem.deadline_s:g} s; "
-        f"`takifugu run PLAN --deadline {problem.deadline_s:g}` uses the reserve"
+        f"planning for {earlier.deadline_s:g} s instead of {real.deadline_s:g} s{windows}; "
+        "`takifugu run PLAN` uses the reserve"
     )
     return earlier
 
@@ -88,7 +105,7 @@ def _solve(
     brief: bool,
 ) -> int:
     from takifugu.cli import Exit
-    from takifugu.plan.report import explanation, summary
+    from takifugu.plan.report import explanation, summary, table
     from takifugu.plan.robust import solve_robust
     from takifugu.plan.solve import solve
 
@@ -111,11 +128,12 @@ def _solve(
     else:
         for line in summary(result):
             typer.echo(line)
-        if not interrupted and result.plan is not None:
-            if "share" in result.stats:
-                typer.echo(f"reaches the loss in {result.stats['share'] * 100:.4g}% of the samples")
+        if brief and result.plan is not None and result.plan.rounds:
+            for line in ("", *table(result)):
+                typer.echo(line)
+        if not interrupted and not brief and result.plan is not None:
             try:
-                for line in explanation(result, time_limit) if not brief else ():
+                for line in explanation(result, time_limit):
                     typer.echo(line)
             except KeyboardInterrupt:
                 interrupted = True
@@ -127,57 +145,134 @@ def _solve(
     return codes.get(result.status, Exit.OK)
 
 
-def _verify(problem: Problem, path: Path, as_json: bool) -> int:
+def _verify(problem: Problem, path: Path, as_json: bool, proof: bool, time_limit: float | None) -> int:
     from takifugu.cli import Exit
     from takifugu.plan.plan import read_plan
+    from takifugu.plan.proof import Proof, prove, prove_infeasible
     from takifugu.plan.verify import verify
 
     data = read_plan(path)
-    sha = data.get("problem_sha256")
-    if sha is not None and sha != problem.sha256:
-        _say("note: the plan was made for another problem (problem_sha256 differs)")
-    if data.get("status") in ("infeasible", "unknown"):
-        missing = f"the file holds no plan, its status is {data['status']}"
-        typer.echo(json.dumps({"ok": False, "complaints": [missing]}) if as_json else f"no: {missing}")
-        return Exit.FAILED
-    verdict = verify(problem.to_dict(), data)
+    problem, note = _as_planned(problem, data)
+    if note:
+        _say(f"note: {note}")
+    status = data.get("status")
+    again: Proof | None = None
+    if status in ("infeasible", "unknown"):
+        if status == "infeasible" and proof:
+            again = prove_infeasible(problem, time_limit, _say)
+        found: dict[str, Any] = {
+            "ok": again is not None and again.ok,
+            "complaints": []
+            if again is not None and again.ok
+            else [f"the file holds no plan, its status is {status}"],
+        }
+    else:
+        verdict = verify(problem.to_dict(), data)
+        found = asdict(verdict)
+        if not _is_of(data.get("problem"), data.get("problem_sha256")):
+            found["ok"] = False
+            found["complaints"] = [*verdict.complaints, "problem_sha256 is not that of the problem inside"]
+        if proof and found["ok"]:
+            again = prove(problem, data, verdict.energy_j, time_limit, _say)
+            found["checked"] = [*verdict.checked, *(verdict.not_checked if again.ok else ())]
+            found["not_checked"] = []
+    if again is not None:
+        found["proof"] = asdict(again)
+        found["ok"] = again.ok
+        if not again.ok:
+            found["complaints"] = [*found["complaints"], again.message]
     if as_json:
-        typer.echo(_text(asdict(verdict)), nl=False)
-        return Exit.OK if verdict.ok else Exit.FAILED
-    if verdict.ok:
-        typer.echo(
-            f"yes: {verdict.energy_j:,.6g} J, loss {verdict.loss:.6g} at {verdict.time_s:,.6g} s, as it says"
-        )
-        return Exit.OK
-    typer.echo("no")
-    for complaint in verdict.complaints[:20]:
-        typer.echo(f"  - {complaint}")
-    return Exit.FAILED
+        typer.echo(_text(found), nl=False)
+    else:
+        for line in _verdict_lines(found, data):
+            typer.echo(line)
+    return Exit.OK if found["ok"] else Exit.FAILED
 
 
-def _pareto(problem: Problem, time_limit: float | None, as_json: bool, output: Path | None) -> int:
+def _is_of(inside: Any, sha256: Any) -> bool:
+    """Return whether the problem in a plan file is the one that its checksum names."""
+    if not isinstance(inside, dict) or sha256 is None:
+        return True
+    text = json.dumps(inside, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return bool(hashlib.sha256(text.encode()).hexdigest() == sha256)
+
+
+def _as_planned(problem: Problem, data: dict[str, Any]) -> tuple[Problem, str | None]:
+    """Return the problem by which a plan is judged: with its reserve, if it was made with one."""
+    sha = data.get("problem_sha256")
+    if sha is None or sha == problem.sha256:
+        return problem, None
+    kept = data.get("reserve")
+    share = kept.get("share") if isinstance(kept, dict) else None
+    if isinstance(share, float) and 0.0 <= share < 1.0:
+        earlier = problem.with_reserve(share)
+        if earlier.sha256 == sha:
+            return earlier, f"the plan keeps {share:.4g} of the time in reserve; it is checked with that"
+    return problem, "the plan was made for another problem (problem_sha256 differs)"
+
+
+def _verdict_lines(found: dict[str, Any], data: dict[str, Any]) -> Iterator[str]:
+    if not found["ok"]:
+        yield "no"
+        yield from (f"  - {complaint}" for complaint in found["complaints"][:20])
+        return
+    again = found.get("proof") or {}
+    if "energy_j" not in found:  # proven infeasible
+        yield f"yes: {again.get('message')}"
+        return
+    yield f"yes: {found['energy_j']:,.6g} J, loss {found['loss']:.6g} at {found['time_s']:,.6g} s, as it says"
+    yield "checked by replay: " + "; ".join(c for c in found["checked"] if "lower_bound_j =" not in c)
+    if again:
+        yield again["message"]
+    for claim in found["not_checked"]:
+        yield f"not checked: {claim} (status {data.get('status')!r} rests on it); --proof recomputes it"
+
+
+def _pareto(
+    problem: Problem,
+    time_limit: float | None,
+    as_json: bool,
+    output: Path | None,
+    most: int | None,
+    confidence: float | None,
+) -> int:
     from takifugu.cli import Exit
     from takifugu.plan.pareto import front
 
-    found = front(problem, time_limit)
-    points = found.points
-    data = {
-        "format": "takifugu.front/1",
-        "points": [p.to_dict() for p in points],
-        "problem_sha256": problem.sha256,
-    }
-    if output is not None:
-        _write(output, data)
-        _say(f"wrote {output}")
-    if as_json:
-        typer.echo(_text(data), nl=False)
-    else:
+    found = front(problem, time_limit, most, confidence)
+    if output is not None or as_json:
+        data = found.to_dict()
+        if output is not None:
+            _write(output, data)
+            _say(f"wrote {output}")
+        if as_json:
+            typer.echo(_text(data), nl=False)
+    if not as_json:
         typer.echo(f"{'energy J':>14}  {'time s':>12}  {'loss':>9}  rounds")
-        for p in points:
+        for p in found.points:
             typer.echo(f"{p.energy_j:>14,.6g}  {p.time_s:>12,.6g}  {p.loss:>9.5f}  {p.rounds:>6}")
+        typer.echo(_about(found))
     if found.interrupted:
         return Exit.INTERRUPTED
-    return Exit.OK if points else Exit.FAILED
+    return Exit.OK if found.points else Exit.FAILED
+
+
+def _about(found: Front) -> str:
+    """Return what a front is: all of it, or a part."""
+    if found.complete:
+        line = "complete: every plan was considered, and all points of the front are listed"
+    else:
+        line = "a subset of the front"
+        if not found.exhaustive:
+            line += "; not every plan was considered"
+        if found.left_out:
+            total = len(found.points) + found.left_out
+            line += (
+                f"; {len(found.points)} of {total} points that were found, --points 0 lists as many as fit"
+            )
+    if found.confidence is not None:
+        line += f". Losses hold in {found.confidence:.4g} of the curves' samples"
+    return line
 
 
 def _text(data: dict[str, Any]) -> str:

@@ -32,7 +32,7 @@ def run(
     only: Annotated[str | None, typer.Option(help="Run this policy alone: 'plan' or a baseline.")] = None,
     deadline: Annotated[
         float | None,
-        typer.Option(help="When it must be done, in seconds, if later than planned (`plan --reserve`)."),
+        typer.Option(help="When it must be done, in seconds; default: the plan's real deadline."),
     ] = None,
     replan: Annotated[
         bool, typer.Option(help="Plan the rest anew where reality and plan part; --no-replan: never.")

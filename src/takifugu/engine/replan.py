@@ -144,7 +144,9 @@ class Replanner:
         left, late = course.planned - at.round, at.clock_s >= self.planned_s
         limits = list(self._limits_s(at.clock_s))
         here = self._from(at, used_up=left <= 0 or late)
-        patient = replace(here, deadline_s=limits[0] + PATIENCE * (self.deadline_s - limits[0]))
+        patient = replace(
+            here, deadline_s=limits[0] + PATIENCE * (self.deadline_s - limits[0]), nodes=self._real.nodes
+        )
         rest = self._rest(course, at, patient)
         if rest is not None and left > 0 and abs(len(rest.rounds) - left) <= PARTED * left:
             return course
@@ -171,7 +173,13 @@ class Replanner:
             start_loss=max(loss, least),
             start_time_s=at.clock_s,
             max_rounds=cap,
+            reserve=None,
         )
+
+    @cached_property
+    def _real(self) -> Problem:
+        """The problem with the windows as they are."""
+        return self.problem.without_reserve()
 
     def _limits_s(self, clock_s: float) -> Iterator[float]:
         """What to plan for: as planned; then with more and more of the reserve, or of what is left of it."""
@@ -204,7 +212,11 @@ class Replanner:
         from takifugu.plan.solve import solve
 
         # No limit on its time: the same state gives the same plan, also when a run is resumed.
-        found = solve(replace(here, deadline_s=by_s), TOLERANCE, explain_infeasible=False, thorough=False)
+        nodes = (
+            here.nodes if by_s <= self.planned_s else self._real.nodes
+        )  # the reserve of windows is used, too
+        wanted = replace(here, deadline_s=by_s, nodes=nodes)
+        found = solve(wanted, TOLERANCE, explain_infeasible=False, thorough=False)
         if found.stats.get("interrupted"):
             raise KeyboardInterrupt
         return found

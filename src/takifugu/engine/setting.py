@@ -53,7 +53,7 @@ class Setting:
     weights: str = DEFAULT_WEIGHTS
     """What the server's mean is over; docs/decisions/204 has the reason."""
     until_s: float | None = None
-    """When the run must be done, if not by the deadline that was planned for."""
+    """When the run must be done, if not by the problem's own deadline."""
 
     def __post_init__(self) -> None:
         check_weights(self.weights)
@@ -109,7 +109,8 @@ class Setting:
 
     @property
     def deadline_s(self) -> float:
-        return self.problem.deadline_s if self.until_s is None else self.until_s
+        """When the run must be done: as told, or by the real deadline, to which a reserve belongs."""
+        return self.problem.without_reserve().deadline_s if self.until_s is None else self.until_s
 
     def header(self, policy: Policy, command: str = "") -> dict[str, Any]:
         """What run.json says: all that the numbers follow from, and where each figure comes from."""

@@ -60,7 +60,8 @@ class _Simulation:
         self.policy, self.setting, self.folder = policy, setting, folder
         self.problem = setting.problem
         self.progress = progress or (lambda _: None)
-        self.fleet = Fleet.of(self.problem)
+        # Nodes stay until their windows really end; a plan with a reserve expects them to leave earlier.
+        self.fleet = Fleet.of(self.problem.without_reserve())
         self.turnout = Turnout(self.fleet)
         self.mean = Mean.of(setting.weights, setting.shares, setting.spec)
         self.switches = {(s.source, s.target): s for s in self.problem.switches}

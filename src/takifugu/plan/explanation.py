@@ -10,6 +10,7 @@ import numpy as np
 from takifugu.plan.fleet import Fleet
 from takifugu.plan.plan import Decision, Plan, meets_limits, replay
 from takifugu.plan.problem import Problem
+from takifugu.plan.samples import needed, reached, sample_count
 
 
 @dataclass(frozen=True)
@@ -86,8 +87,10 @@ def timeline(problem: Problem, plan: Plan, width: int = 64) -> Iterator[str]:
     yield f"{'':<{longest}}  0{'':>{width - 2}}{span:.4g} s"
 
 
-def switch_reasons(problem: Problem, plan: Plan, fleet: Fleet | None = None) -> Iterator[str]:
-    """For each switch, what the same plan would cost with it one round earlier, later, or never."""
+def switch_reasons(
+    problem: Problem, plan: Plan, fleet: Fleet | None = None, confidence: float | None = None
+) -> Iterator[str]:
+    """For each switch, what the same plan would cost with it one round earlier or later."""
     fleet = fleet or Fleet.of(problem)
     decisions = list(plan.decisions)
     start = problem.version_index[problem.start_version]
@@ -106,7 +109,7 @@ def switch_reasons(problem: Problem, plan: Plan, fleet: Fleet | None = None) -> 
         if number + 1 < len(decisions) and decisions[number + 1].version == new:
             notes.append(("one round later", _moved(decisions, number, old)))
         for words, changed in notes:
-            line += f"; {words}: {_verdict(problem, fleet, plan, changed)}"
+            line += f"; {words}: {_verdict(problem, fleet, plan, changed, confidence)}"
         yield line
 
 
@@ -121,7 +124,9 @@ def _cost_of_progress(problem: Problem, fleet: Fleet, version: int, used: object
     return fleet.round_cost(version, members).energy_j if members else None
 
 
-def _verdict(problem: Problem, fleet: Fleet, plan: Plan, decisions: list[Decision]) -> str:
+def _verdict(
+    problem: Problem, fleet: Fleet, plan: Plan, decisions: list[Decision], confidence: float | None
+) -> str:
     for decision in decisions:
         if not all(fleet.by_version[decision.version].can_join[i] for i in decision.used):
             return "some nodes lack the memory"
@@ -132,5 +137,9 @@ def _verdict(problem: Problem, fleet: Fleet, plan: Plan, decisions: list[Decisio
         if other.loss > problem.loss_limit:
             return f"would end at loss {other.loss:.4g}, short of the target"
         return f"would end at {other.time_s:.6g} s, after the deadline"
+    if confidence is not None:
+        count, held = sample_count(problem), reached(problem, other, fleet)
+        if held < needed(confidence, count):
+            return f"would reach the target in {held} of {count} samples only"
     more = (other.energy_j / plan.energy_j - 1.0) * 100 if plan.energy_j else 0.0
     return f"{more:+.2f}% energy"

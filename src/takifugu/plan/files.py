@@ -10,6 +10,7 @@ import json
 import tomllib
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -181,8 +182,42 @@ def load(path: str | Path) -> Problem:
     if not isinstance(data, dict):
         raise ProblemError([f"{path}: is not a table; see `takifugu plan --schema`"])
     if isinstance(data.get("problem"), dict) and str(data.get("format", "")).startswith("takifugu.plan/"):
-        data = data["problem"]  # a plan carries its problem
+        return from_plan(data, str(path), base=path.parent)
     return from_dict(data, base=path.parent)
+
+
+class ReserveTable(_Table):
+    """`reserve` of a plan file: the limits before `--reserve` tightened them."""
+
+    share: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
+    deadline_s: Annotated[Instant, Field(gt=0)]
+    available: dict[str, list[Annotated[list[Instant], Field(min_length=2, max_length=2)]]] = {}
+
+
+def from_plan(data: Mapping[str, Any], where: str, base: Path | None = None) -> Problem:
+    """Return the problem that a plan file holds, with its reserve."""
+    from takifugu.plan.problem import Reserve
+
+    problem = from_dict(data["problem"], base)
+    if data.get("reserve") is None:
+        return problem
+    try:
+        table = ReserveTable.model_validate(data["reserve"])
+    except ValidationError as error:
+        found = error.errors(include_url=False)[0]
+        path = ".".join(map(str, ("reserve", *found["loc"])))
+        raise ProblemError([f"{where}: {path}: {found['msg']}; plan again with --reserve"]) from None
+    available = {name: tuple((a, b) for a, b in rows) for name, rows in table.available.items()}
+    reserve = Reserve(table.share, table.deadline_s, available)
+    real = replace(problem, reserve=reserve).without_reserve()
+    if real.with_reserve(reserve.share).sha256 != problem.sha256:
+        raise ProblemError(
+            [
+                f"{where}: reserve: its deadline, windows and share do not give the problem inside; "
+                "plan again with --reserve"
+            ]
+        )
+    return replace(problem, reserve=reserve)
 
 
 def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -96,6 +96,21 @@ MOST_ROUNDS = 100_000
 
 
 @dataclass(frozen=True)
+class Reserve:
+    """What a problem was before a reserve was taken out of its deadline and of its nodes' windows."""
+
+    share: float
+    deadline_s: float
+    """The real deadline."""
+    available: Mapping[str, tuple[Window, ...]] = field(default_factory=dict)
+    """The real windows, of nodes that have any."""
+
+    def to_dict(self) -> dict[str, Any]:
+        windows = {name: [list(w) for w in rows] for name, rows in self.available.items()}
+        return {"share": self.share, "deadline_s": self.deadline_s, "available": windows}
+
+
+@dataclass(frozen=True)
 class Problem:
     target_loss: float
     deadline_s: float
@@ -111,6 +126,8 @@ class Problem:
     parts: int = 1
     label_weight: float = 0.0
     workload: Mapping[str, Any] | None = None
+    reserve: Reserve | None = field(default=None, compare=False)
+    """Set by `with_reserve`. A plan file holds it beside the problem; it is not part of `to_dict`."""
 
     @classmethod
     def load(cls, path: str | Path) -> Problem:
@@ -158,11 +175,42 @@ class Problem:
         return MOST_ROUNDS if self.max_rounds is None else self.max_rounds
 
     def with_reserve(self, share: float) -> Problem:
-        """The same with an earlier deadline: this share of the time that is left is kept in reserve."""
+        """Return the problem with earlier limits: this share of the time left is kept in reserve.
+
+        The deadline moves earlier by the share of the time from the start to the deadline. The end of each
+        window of a node moves earlier by the share of the window's length (of what is left of it after the
+        start), so that a late round at the end of a window still finds its nodes.
+        """
         if not 0.0 <= share < 1.0:
             raise UsageError(f"a reserve of {share:g} is not a share of the time; use 0.15, say, below 1")
-        left = max(0.0, self.deadline_s - self.start_time_s)
-        return replace(self, deadline_s=self.deadline_s - share * left)
+        real = self.without_reserve()
+        start_s = real.start_time_s
+        left = max(0.0, real.deadline_s - start_s)
+
+        def earlier(window: Window) -> Window:
+            opens, closes = window
+            return opens, closes - share * max(0.0, closes - max(opens, start_s))
+
+        def tightened(node: Node) -> Node:
+            if node.available is None:
+                return node
+            return replace(node, available=tuple(earlier(window) for window in node.available))
+
+        windows = {node.name: node.available for node in real.nodes if node.available is not None}
+        return replace(
+            real,
+            deadline_s=real.deadline_s - share * left,
+            nodes=tuple(tightened(node) for node in real.nodes),
+            reserve=Reserve(share, real.deadline_s, windows),
+        )
+
+    def without_reserve(self) -> Problem:
+        """Return the problem with its real deadline and windows."""
+        kept = self.reserve
+        if kept is None:
+            return self
+        nodes = (replace(n, available=kept.available.get(n.name, n.available)) for n in self.nodes)
+        return replace(self, deadline_s=kept.deadline_s, nodes=tuple(nodes), reserve=None)
 
     @property
     def met_at_start(self) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 from takifugu.errors import InternalError
 from takifugu.plan.plan import FORMAT, Plan
 from takifugu.plan.problem import Problem
+from takifugu.plan.samples import reached, sample_count
 
 OPTIMAL_GAP = 1e-9
 """Relative gap up to which a plan counts as optimal; so much may a bound lie above a plan, by rounding."""
@@ -42,6 +43,8 @@ class Result:
     reasons: tuple[str, ...] = ()
     best_loss_by_deadline: float | None = None
     earliest_time_to_loss_s: float | None = None
+    confidence: float | None = None
+    """The share of the curves' samples in which the loss had to be reached; the bound is of such plans."""
     stats: dict[str, Any] = field(default_factory=dict, compare=False)
     """How much work it was; never part of the plan file."""
 
@@ -56,6 +59,13 @@ class Result:
         if not self.plan.rounds or self.plan.energy_j <= 0:
             return 0.0
         return (self.plan.energy_j - self.lower_bound_j) / self.plan.energy_j
+
+    @property
+    def samples_reached(self) -> int | None:
+        """In how many of the curves' samples the plan reaches the target; None without plan or samples."""
+        if self.plan is None or not sample_count(self.problem):
+            return None
+        return reached(self.problem, self.plan)
 
     def to_dict(self) -> dict[str, Any]:
         """The plan file: no timestamps, no timings."""
@@ -75,4 +85,10 @@ class Result:
             data["reasons"] = list(self.reasons)
             data["best_loss_by_deadline"] = self.best_loss_by_deadline
             data["earliest_time_to_loss_s"] = self.earliest_time_to_loss_s
+        if plan is not None and (count := sample_count(self.problem)):
+            data["samples"] = {"count": count, "reached": self.samples_reached}
+            if self.confidence is not None:
+                data["samples"]["confidence"] = self.confidence
+        if self.problem.reserve is not None:
+            data["reserve"] = self.problem.reserve.to_dict()
         return {**data, "problem": self.problem.to_dict(), "problem_sha256": self.problem.sha256}

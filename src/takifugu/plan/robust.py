@@ -3,8 +3,8 @@
 A problem's versions may carry curves drawn from their uncertainty, joint by index: sample j is one
 possible world. A plan counts in a world if it reaches the target there (time and energy do not depend on
 the curves). It must also reach it on the curves themselves, by which a plan file is checked. Candidates are
-plans for these, for single worlds, and for these with a tightened target; the cheapest that holds in enough
-worlds wins.
+plans for these, for single worlds, for these with a tightened target, and the baselines; the cheapest that
+holds in enough worlds wins.
 """
 
 from __future__ import annotations
@@ -16,6 +16,10 @@ from dataclasses import replace
 import numpy as np
 
 from takifugu.errors import UsageError
+from takifugu.plan import samples
+from takifugu.plan.baselines import run_baselines
+from takifugu.plan.curves import step_one
+from takifugu.plan.fleet import Fleet
 from takifugu.plan.plan import Plan, meets_limits, replay
 from takifugu.plan.problem import Problem
 from takifugu.plan.result import Result, check_bound, status_of
@@ -47,25 +51,81 @@ def share_reached(plan: Plan, possible: list[Problem]) -> float:
     )
 
 
+def check_confidence(problem: Problem, confidence: float) -> None:
+    """Raise if the confidence is not a share, or if no curve of the problem has samples."""
+    if not 0.0 < confidence <= 1.0:
+        raise UsageError(f"--confidence {confidence:g} is not in (0, 1]; 0.9 asks for nine samples in ten")
+    if not samples.sample_count(problem):
+        raise UsageError("--confidence needs curve samples; add versions.curve.samples, or leave it out")
+
+
+def continued(problem: Problem, plan: Plan, confidence: float, fleet: Fleet | None = None) -> Plan | None:
+    """Return the plan with its last round repeated until the loss is reached in enough samples.
+
+    None, if that breaks a limit, or if more rounds lower the loss in no sample.
+    """
+    fleet = fleet or Fleet.of(problem)
+    if not plan.decisions:
+        return plan if meets_limits(problem, plan) else None
+    count = samples.sample_count(problem)
+    enough = samples.needed(confidence, count)
+    losses = samples.final_losses(problem, plan.decisions, fleet)
+    last = plan.decisions[-1]
+    version = problem.versions[last.version]
+    curves = version.curve_samples or (version.curve,) * count
+    cost = fleet.round_cost(last.version, last.used)
+    most = problem.max_rounds or math.inf
+    if math.isfinite(problem.time_limit):
+        most = min(most, len(plan.decisions) + (problem.time_limit - plan.time_s) / cost.time_s)
+    extra = 0
+    while (losses <= problem.loss_limit).sum() < enough:
+        before, extra = losses, extra + 1
+        losses = np.array([step_one(c, x, cost.share) for c, x in zip(curves, before, strict=True)])
+        if len(plan.decisions) + extra > most * (1 + 1e-9) or not (losses < before).any():
+            return None
+    longer = replay(problem, [*plan.decisions, *[last] * extra], fleet)
+    return longer if longer is not None and meets_limits(problem, longer) else None
+
+
+def robust_baselines(problem: Problem, confidence: float) -> dict[str, Plan | None]:
+    """Return every baseline, continued until it reaches the loss in enough samples; None: it never does."""
+    fleet = Fleet.of(problem)
+    return {
+        name: None if plan is None else continued(problem, plan, confidence, fleet)
+        for name, plan in run_baselines(problem).items()
+    }
+
+
 def solve_robust(
     problem: Problem,
     confidence: float,
     tolerance: float = 0.01,
     time_limit_s: float | None = None,
     progress: Callable[[str], None] | None = None,
+    thorough: bool = True,
 ) -> Result:
     """The cheapest plan found whose loss is reached in at least `confidence` of the samples.
 
     The lower bound is proven: a plan that holds in k of n worlds costs at least the k-th smallest of the
-    worlds' own lower bounds, and at least that of the curves themselves.
+    worlds' own lower bounds, and at least that of the curves themselves. `thorough=False` leaves single
+    worlds out, which are most of the work: then the bound is that of the curves alone.
     """
-    if not 0.0 < confidence <= 1.0:
-        raise UsageError(f"--confidence {confidence:g} is not in (0, 1]; 0.9 asks for nine samples in ten")
+    check_confidence(problem, confidence)
+    found = _solve(problem, confidence, tolerance, time_limit_s, progress, thorough)
+    return replace(found, confidence=confidence)
+
+
+def _solve(
+    problem: Problem,
+    confidence: float,
+    tolerance: float,
+    time_limit_s: float | None,
+    progress: Callable[[str], None] | None,
+    thorough: bool,
+) -> Result:
     possible = worlds(problem)
-    if not possible:
-        raise UsageError("--confidence needs curve samples; add versions.curve.samples, or leave it out")
     say = progress or (lambda _: None)
-    needed = math.ceil(confidence * len(possible) - 1e-9)
+    enough_of = samples.needed(confidence, len(possible))
     each = None if time_limit_s is None else time_limit_s / (2 * len(possible) + _TRIES + 1)
     bounds: list[float] = []
     best: Plan | None = None
@@ -77,7 +137,7 @@ def solve_robust(
         if plan is None:
             return 0.0
         share = share_reached(plan, possible)
-        enough = share * len(possible) >= needed - 1e-9 and meets_limits(problem, plan)
+        enough = share * len(possible) >= enough_of - 1e-9 and meets_limits(problem, plan)
         if enough and (best is None or plan.energy_j < best.energy_j):
             best, best_share = plan, share
         return share
@@ -92,7 +152,9 @@ def solve_robust(
         if nominal.status == "infeasible":
             return nominal
         least_j = nominal.lower_bound_j or 0.0
-        for world in possible:
+        for plan in robust_baselines(problem, confidence).values():
+            consider(plan)  # so that no baseline is cheaper than the plan
+        for world in possible if thorough else ():
             found = solve(world, tolerance, each, explain_infeasible=False, thorough=False)
             if found.stats.get("interrupted"):
                 consider(found.plan)
@@ -100,7 +162,8 @@ def solve_robust(
             impossible += found.status == "infeasible"
             bounds.append(np.inf if found.status == "infeasible" else found.lower_bound_j or 0.0)
             consider(found.plan)
-        say(f"{len(possible)} samples planned, {impossible} of them infeasible")
+        if thorough:
+            say(f"{len(possible)} samples planned, {impossible} of them infeasible")
         easy, hard = 0.0, problem.start_loss - problem.target_loss
         for _ in range(_TRIES):
             # The nominal plan for a tighter target holds in more worlds: find how tight it must be.
@@ -109,7 +172,7 @@ def solve_robust(
             )
             tighter = replace(problem, target_loss=problem.target_loss - margin)
             found = solve(tighter, tolerance, each, explain_infeasible=False, thorough=False)
-            enough = found.plan is None or consider(found.plan) * len(possible) >= needed - 1e-9
+            enough = found.plan is None or consider(found.plan) * len(possible) >= enough_of - 1e-9
             if found.stats.get("interrupted"):
                 raise KeyboardInterrupt
             easy, hard = (easy, margin) if enough else (margin, hard)
@@ -119,8 +182,8 @@ def solve_robust(
         interrupted = True
     stats = {"share": best_share, "interrupted": interrupted, "worlds": len(possible)}
     ordered = sorted(bounds)
-    bound = max(ordered[needed - 1] if len(ordered) == len(possible) else 0.0, least_j)
-    if len(possible) - impossible < needed and not interrupted:
+    bound = max(ordered[enough_of - 1] if len(ordered) == len(possible) else 0.0, least_j)
+    if len(possible) - impossible < enough_of and not interrupted:
         reason = f"the target is out of reach in {impossible} of {len(possible)} samples"
         return Result("infeasible", None, None, problem, "robust", (reason,), stats=stats)
     if best is None:
@@ -130,4 +193,12 @@ def solve_robust(
     return Result(status_of(gap, tolerance), best, bound, problem, "robust", stats=stats)
 
 
-__all__ = ["Solver", "share_reached", "solve_robust", "worlds"]
+__all__ = [
+    "Solver",
+    "check_confidence",
+    "continued",
+    "robust_baselines",
+    "share_reached",
+    "solve_robust",
+    "worlds",
+]

@@ -1,10 +1,11 @@
-"""What one more minute, or 0.01 of loss, would be worth: the problem solved again with the limit moved."""
+"""What one more minute, or 0.01 of loss, would save: the problem solved again with the limit moved."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from takifugu.plan.plan import Plan
 from takifugu.plan.problem import Problem
 
 
@@ -16,8 +17,17 @@ class Saving:
     saved_j: float
 
 
-def savings(problem: Problem, energy_j: float, energy_of: Callable[[Problem], float | None]) -> list[Saving]:
-    """Relaxed limits, each alone. `energy_of` solves a problem and gives its energy."""
+def savings(
+    problem: Problem,
+    energy_j: float,
+    solved: Callable[[Problem], Plan | None],
+    holds: Callable[[Plan], bool],
+) -> list[Saving]:
+    """Return what each relaxed limit saves, each alone.
+
+    `solved` returns the best plan found for a problem. `holds` tells whether a plan meets the limits as they
+    are: a cheaper plan that does so is a better plan, not something that the change saves.
+    """
     changes: list[tuple[str, Problem]] = [
         ("one more minute", replace(problem, deadline_s=problem.deadline_s + 60.0)),
         ("0.01 more loss", replace(problem, target_loss=problem.target_loss + 0.01)),
@@ -26,7 +36,7 @@ def savings(problem: Problem, energy_j: float, energy_of: Callable[[Problem], fl
         changes.append(("one more round", replace(problem, max_rounds=problem.max_rounds + 1)))
     rows = []
     for change, relaxed in changes:
-        found = energy_of(relaxed)
-        least = energy_j if found is None else min(found, energy_j)
+        found = solved(relaxed)
+        least = energy_j if found is None or holds(found) else min(found.energy_j, energy_j)
         rows.append(Saving(change, least, energy_j - least))
     return rows

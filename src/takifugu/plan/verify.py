@@ -7,13 +7,21 @@ imports nothing of the planner, so that it cannot share a mistake with the solve
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 LIMIT_SLACK = 1e-9
 CLAIM_SLACK = 1e-6
 """How far the plan's own figures may lie from the replayed ones, relatively."""
+
+CHECKED = (
+    "each round: version, switch, nodes, samples used, memory, windows, start, time, energy and loss",
+    "the target loss, the deadline and the round cap",
+    "the plan's energy, time and loss",
+    "gap and status against energy_j and lower_bound_j",
+)
+SAMPLES_CHECKED = "the number of curve samples in which the target is reached"
 
 
 @dataclass(frozen=True)
@@ -23,6 +31,13 @@ class Verdict:
     energy_j: float
     time_s: float
     loss: float
+    samples_reached: int | None = None
+    """In how many of the curves' samples the replayed plan reaches the target; None: there are none."""
+    checked: tuple[str, ...] = CHECKED
+    not_checked: tuple[str, ...] = ()
+
+
+STATUSES = ("optimal", "within_tolerance", "feasible", "infeasible", "unknown")
 
 
 def verify(problem: Mapping[str, Any], plan: Mapping[str, Any]) -> Verdict:
@@ -39,6 +54,8 @@ def verify(problem: Mapping[str, Any], plan: Mapping[str, Any]) -> Verdict:
     if not isinstance(rounds, list):
         return Verdict(False, ("the plan has no list of rounds",), energy, clock, loss)
 
+    count = max((len(v["curve"].get("samples", ())) for v in versions.values()), default=0)
+    sampled = [loss] * count
     cap = problem["target"].get("max_rounds")
     if cap is not None and len(rounds) > cap:
         say(f"{len(rounds)} rounds, at most {cap} are allowed")
@@ -66,6 +83,7 @@ def verify(problem: Mapping[str, Any], plan: Mapping[str, Any]) -> Verdict:
                 break
             switch_s, switch_j = switch.get("time_s", 0.0), switch.get("energy_j", 0.0)
             loss += switch.get("loss_jump", 0.0)
+            sampled = [x + switch.get("loss_jump", 0.0) for x in sampled]
             version = name
         refused = {m: c for m, amount in used.items() if (c := _cannot(nodes[m], kind, amount, problem))}
         if refused:
@@ -82,9 +100,11 @@ def verify(problem: Mapping[str, Any], plan: Mapping[str, Any]) -> Verdict:
         if start is None:
             say(f"{here}: its members share no window of {length:g} s after {clock + switch_s:g} s")
             break
-        loss = _after(
-            loss, kind["curve"], _effective(problem, used), sum(n["samples"] for n in nodes.values())
-        )
+        everything = sum(n["samples"] for n in nodes.values())
+        effective, curve = _effective(problem, used), kind["curve"]
+        drawn = [{"kind": curve["kind"], **row} for row in curve.get("samples", ())] or [curve] * count
+        loss = _after(loss, curve, effective, everything)
+        sampled = [_after(x, c, effective, everything) for x, c in zip(sampled, drawn, strict=True)]
         clock = start + length
         energy += joules
         claims = {"start_s": start, "time_s": length + switch_s, "energy_j": joules, "loss": loss}
@@ -100,16 +120,57 @@ def verify(problem: Mapping[str, Any], plan: Mapping[str, Any]) -> Verdict:
     for key, value in {"energy_j": energy, "time_s": clock, "loss": loss}.items():
         if not _close(plan.get(key), value):
             say(f"{key} is given as {plan.get(key)!r}, replayed {value!r}")
+    complaints.extend(_claims(plan, energy))
+    reached = sum(x <= target + LIMIT_SLACK * abs(target) for x in sampled) if count else None
+    complaints.extend(_sample_claims(plan, reached, count))
+    checked = (*CHECKED, SAMPLES_CHECKED) if plan.get("samples") is not None else CHECKED
     bound = plan.get("lower_bound_j")
-    if bound is not None and (not _number(bound) or bound > energy + CLAIM_SLACK * abs(energy)):
-        say(f"lower_bound_j {bound!r} is above the energy {energy:g}")
-    elif bound is not None:
-        gap = (energy - bound) / energy if energy > 0 else 0.0
-        if not _number(plan.get("gap")) or abs(plan["gap"] - gap) > CLAIM_SLACK:
-            say(f"gap is given as {plan.get('gap')!r}, from the energy and the bound it is {gap:g}")
-        if plan.get("status") == "optimal" and gap > LIMIT_SLACK + CLAIM_SLACK:
-            say(f"status is optimal, and the gap is {gap:g}; it may be at most {LIMIT_SLACK:g}")
-    return Verdict(not complaints, tuple(complaints), energy, clock, loss)
+    left = () if bound is None else (f"that no plan needs less than lower_bound_j = {bound!r}",)
+    return Verdict(not complaints, tuple(complaints), energy, clock, loss, reached, checked, left)
+
+
+def _claims(plan: Mapping[str, Any], energy: float) -> Iterator[str]:
+    """What status, bound and gap say, against each other and the replayed energy."""
+    status, bound, gap = plan.get("status"), plan.get("lower_bound_j"), plan.get("gap")
+    if status not in STATUSES:
+        yield f"status {status!r} is not one of {', '.join(STATUSES)}"
+    if bound is None:
+        if status in ("optimal", "within_tolerance"):
+            yield f"status is {status}, but the file has no lower_bound_j"
+        if gap is not None:
+            yield f"gap is given as {gap!r}, but the file has no lower_bound_j"
+        return
+    if not _number(bound) or bound > energy + LIMIT_SLACK * abs(energy):
+        yield f"lower_bound_j {bound!r} is above the energy {energy!r}"
+        return
+    real = (energy - bound) / energy if energy > 0 else 0.0
+    if gap is None or not _number(gap) or abs(gap - real) > CLAIM_SLACK:
+        yield f"gap is given as {gap!r}, from the energy and the bound it is {real:g}"
+    if status == "optimal" and real > 2 * LIMIT_SLACK:
+        yield f"status is optimal, and the gap is {real:g}; it may be at most {LIMIT_SLACK:g}"
+
+
+def _sample_claims(plan: Mapping[str, Any], reached: int | None, count: int) -> Iterator[str]:
+    """What the file says of the curves' samples, against the replay."""
+    claim = plan.get("samples")
+    if claim is None:
+        return
+    if not isinstance(claim, dict) or reached is None:
+        yield f"samples is given as {claim!r}, but the problem's curves have {count} samples"
+        return
+    for key, value in (("count", count), ("reached", reached)):
+        if claim.get(key) != value:
+            yield f"samples.{key} is given as {claim.get(key)!r}, replayed {value!r}"
+    confidence = claim.get("confidence")
+    if confidence is None:
+        return
+    if not _number(confidence) or not 0 < confidence <= 1:
+        yield f"samples.confidence is given as {confidence!r}; it must be above 0 and at most 1"
+    elif reached < math.ceil(confidence * count - LIMIT_SLACK):
+        yield (
+            f"reaches the target in {reached} of {count} samples, "
+            f"samples.confidence is given as {confidence:g}"
+        )
 
 
 def _number(value: object) -> bool:

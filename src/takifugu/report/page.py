@@ -141,7 +141,7 @@ def _plan_tiles(plan: Plan, target: str, deadline: str) -> list[tuple[str, str, 
     if plan.energy_j is not None:
         found.append(("Energy", units.energy(plan.energy_j), "predicted", None))
     if plan.lower_bound_j is not None:
-        found.append(("Lower bound", units.energy(plan.lower_bound_j), "of any plan", None))
+        found.append(("Lower bound", units.energy(plan.lower_bound_j), "of any plan, predicted", None))
     if plan.gap is not None:
         found.append(
             ("Gap", f"0{units.SPACE}%" if plan.gap <= 1e-9 else units.percent(plan.gap), "proven", None)

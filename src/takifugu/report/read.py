@@ -68,6 +68,9 @@ def read_plan_file(path: Path) -> PlanFile:
         read_json(path), PLAN_FORMAT, "give a file that `takifugu plan -o` wrote, or a run folder"
     )
     problem = _problem(data.table("problem"))
+    if (reserve := data.table_or_none("reserve")) is not None:
+        real_s = reserve.number("deadline_s")
+        problem = replace(problem, deadline_s=real_s, planned_for_s=problem.deadline_s)
     return PlanFile(path.name, _plan(data, problem), problem)
 
 
@@ -195,7 +198,12 @@ def _plan(fields: Fields, problem: Problem) -> Plan:
         reasons=tuple(str(reason) for reason in reasons) if isinstance(reasons, list) else (str(reasons),),
         best_loss_by_deadline=fields.number_or_none("best_loss_by_deadline"),
         earliest_time_to_loss_s=fields.number_or_none("earliest_time_to_loss_s"),
+        samples=_reached(fields.table_or_none("samples")),
     )
+
+
+def _reached(fields: Fields | None) -> tuple[int, int] | None:
+    return None if fields is None else (int(fields.number("reached")), int(fields.number("count")))
 
 
 def _planned(row: Fields, problem: Problem) -> PlannedRound:

@@ -51,6 +51,8 @@ class Plan:
     reasons: tuple[str, ...] = ()
     best_loss_by_deadline: float | None = None
     earliest_time_to_loss_s: float | None = None
+    samples: tuple[int, int] | None = None
+    """In how many of the curves' samples it reaches the target, and how many there are."""
 
 
 @dataclass(frozen=True)

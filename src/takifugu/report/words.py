@@ -43,6 +43,7 @@ def _of_run(run: Run) -> Headline:
     if not run.reached and run.outcome.reason:
         said.append(f"It ended because: {run.outcome.reason.rstrip('.')}.")
     said += [*_baselines(run), *_prediction(run), *_beyond(run), *_certificate(run.plan, run.problem)]
+    said += _not_the_run(run)
     return Headline(title, tuple(said), "good" if run.met else "bad")
 
 
@@ -80,7 +81,7 @@ def _of_plan(plan: Plan, problem: Problem) -> Headline:
         return Headline(f"Loss {target} is met at the start: nothing to do.", (), "good")
     title = (
         f"A plan for loss {target}: {units.energy(plan.energy_j)} in {units.duration(plan.time_s)}, "
-        f"{_count(len(plan.rounds), 'round')}."
+        f"{_count(len(plan.rounds), 'round')}, as predicted."
     )
     return Headline(title, tuple(_certificate(plan, problem)), "good")
 
@@ -109,9 +110,25 @@ def _prediction(run: Run) -> list[str]:
     if predicted.energy_j is None or predicted.time_s is None:
         return []
     return [
-        f"Predicted were {units.energy(predicted.energy_j)} in {units.duration(predicted.time_s)}; "
-        f"it took {_more(run.outcome.energy_j, predicted.energy_j)} energy and "
-        f"{_more(run.outcome.time_s, predicted.time_s)} time."
+        f"Predicted, from the fitted curves and the nodes' profiles: {units.energy(predicted.energy_j)} in "
+        f"{units.duration(predicted.time_s)}; the run took {_more(run.outcome.energy_j, predicted.energy_j)} "
+        f"energy and {_more(run.outcome.time_s, predicted.time_s)} time."
+    ]
+
+
+def _not_the_run(run: Run) -> list[str]:
+    """Why a run may need less than what is proven of every plan."""
+    bound = None if run.plan is None else run.plan.lower_bound_j
+    if run.outcome is None or bound is None:
+        return []
+    if run.outcome.energy_j < bound:
+        return [
+            f"The run's {units.energy(run.outcome.energy_j)} is below that bound. This is no contradiction: "
+            "the bound is on predicted energy, and actual speeds, energies and losses differed from the "
+            "prediction."
+        ]
+    return [
+        "The bound is on predicted energy; actual speeds, energies and losses differ from the prediction."
     ]
 
 
@@ -155,12 +172,19 @@ def _certificate(plan: Plan | None, problem: Problem) -> list[str]:
     if plan is None or plan.energy_j is None or plan.lower_bound_j is None or plan.gap is None:
         return []
     by = "" if problem.planned_for_s is None else f" within {units.duration(problem.planned_for_s)}"
-    proven = f"Proven on the problem's figures: no plan{by} needs less than"
+    proven = f"Proven, for the same predicted figures: no plan{by} needs less than"
     energy = units.energy(plan.energy_j)
     if plan.gap <= 1e-9:
-        return [f"{proven} the plan's {energy}."]
+        return [f"{proven} the plan's {energy}.", *_samples(plan)]
     bound = units.energy(plan.lower_bound_j)
-    return [f"{proven} {bound}, {units.percent(plan.gap)} below the plan's {energy}."]
+    return [f"{proven} {bound}, {units.percent(plan.gap)} below the plan's {energy}.", *_samples(plan)]
+
+
+def _samples(plan: Plan) -> list[str]:
+    if plan.samples is None:
+        return []
+    reached, count = plan.samples
+    return [f"By the curves' samples, the plan reaches the target in {reached} of {count}."]
 
 
 def _count(number: int, noun: str) -> str:
