@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from takifugu.plan.baselines import run_baselines
+from takifugu.plan.bench import MOST_ROUNDS as MOST_BASELINE_ROUNDS
 from takifugu.plan.explanation import stretches, switch_reasons, timeline
 from takifugu.plan.fleet import Fleet
 from takifugu.plan.plan import Plan, meets_limits, replay
@@ -128,6 +129,8 @@ def explanation(result: Result, effort_s: float | None = None) -> Iterator[str]:
         )
         others = robust_baselines(problem, confidence)
         missed = "misses a limit, or the loss in too many samples"
+    if problem.rounds_limit > MOST_BASELINE_ROUNDS and len(plan.rounds) > MOST_BASELINE_ROUNDS // 2:
+        missed += f" within the {MOST_BASELINE_ROUNDS:,} rounds that baselines are followed"
     longest = max(map(len, others))
     for name, other in others.items():
         if other is None:
