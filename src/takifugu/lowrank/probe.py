@@ -7,7 +7,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -123,7 +123,7 @@ def macs(model: nn.Module, names: Iterable[str], example: Any) -> dict[str, int]
             pass
     with untouched(model, example), _explained(), _protected(model, example), _countable_kernels():
         arguments, options = as_call(example)
-        with FlopCounterMode(display=False, custom_mapping=_fused_kernels()) as counter:
+        with _counter() as counter:
             found = _count_calls(model, names, counter)
             model(*arguments, **options)
     return {**found, "": int(counter.get_total_flops()) // 2}
@@ -141,10 +141,25 @@ def _macs_on_meta(model: nn.Module, names: Sequence[str], example: Any) -> dict[
                     on_meta[id(tensor)] = tensor.detach().to("meta")
                 hollow[f"{prefix}.{name}" if prefix else name] = on_meta[id(tensor)]
     arguments, options = tree_map(_to_meta, as_call(example))
-    with FlopCounterMode(display=False) as counter:
+    with _counter() as counter:
         found = _count_calls(model, names, counter)
         torch.func.functional_call(model, hollow, arguments, options, tie_weights=False)
     return {**found, "": int(counter.get_total_flops()) // 2}
+
+
+def _counter() -> FlopCounterMode:
+    counter = FlopCounterMode(display=False, custom_mapping=_fused_kernels())
+    # Its module tracker registers gradient hooks even without gradients, and fails on parameters that are passed
+    # to a module as arguments (DeBERTa). Layers are told apart by our own hooks.
+    counter.mod_tracker = _NoTracker()
+    return counter
+
+
+class _NoTracker(AbstractContextManager[None]):
+    parents = frozenset({"Global"})
+
+    def __exit__(self, *_: object) -> None:
+        return None
 
 
 def _count_calls(model: nn.Module, names: Sequence[str], counter: FlopCounterMode) -> dict[str, int]:
