@@ -107,7 +107,7 @@ def test_embeddings_are_opt_in() -> None:
             "names a part of 'attention', which is factorized as a whole; name 'attention'",
         ),
         (lambda name, module: False, "where= matches none of the 4 layers that can be factorized"),
-        ([3], r"where= takes patterns or a function"),
+        ([3], r"where= takes name patterns or a function"),
         ([], "where= is an empty list, which matches nothing"),
         (nn.Linear, "not a class; use where=lambda name, module: isinstance"),
     ],

@@ -88,6 +88,7 @@ def survey(
 ) -> list[Verdict]:
     """A verdict on every layer that `where` means. See `factorize_` for the arguments."""
     rule = rule_for(rank)
+    check_examples(example_input, only_if_faster)
     example = only_if_faster if only_if_faster is not None else example_input
     candidates = find(model, where)
     schemes = _schemes(candidates, scheme)
@@ -127,6 +128,17 @@ def _schemes(candidates: Sequence[Candidate], wish: str | Mapping[str, str] | No
         known_here = (*layer.schemes, *layer.named_schemes, FASTEST) if len(layer.schemes) > 1 else ()
         schemes[candidate.name] = wanted if wanted in known_here and wanted else candidate.layer.schemes[0]
     return schemes
+
+
+def check_examples(example_input: Any, only_if_faster: Any) -> None:
+    """Raise if a flag is given where an input for the model is meant."""
+    for name, example in (("example_input", example_input), ("only_if_faster", only_if_faster)):
+        if isinstance(example, bool):
+            fix = f"{name}=torch.randn(8, 64)" if example else "leave it out"
+            raise UsageError(
+                f"{name}= takes an example input, not {example}; "
+                + (f"pass a batch as the model gets it, such as {fix}" if example else fix)
+            )
 
 
 def check_schemes(wish: str | Mapping[str, str] | None) -> Mapping[str, str]:
@@ -341,7 +353,7 @@ class _Macs:
 def _count_macs(
     model: nn.Module, open_: Sequence[Candidate], ties: Mapping[Candidate, str], example: Any
 ) -> _Macs:
-    """All calls of a layer count, and those of the layers that share its weight: they get the same factors."""
+    """Count all calls of each layer, and of the layers tied to it, which get the same factors."""
     if example is None:
         raise UsageError("a budget in MACs depends on the input; pass example_input= as well")
     groups = {c.name: [c, *(other for other, leader in ties.items() if leader == c.name)] for c in open_}

@@ -28,9 +28,9 @@ Visit = Callable[[str, nn.Module, tuple[Any, ...], dict[str, Any]], None]
 def observe(
     model: nn.Module, names: Iterable[str], example: Any, visit: Visit, *, every_call: bool = False
 ) -> None:
-    """Run the model once on the example and call `visit` with the first input of each named layer, or with all.
+    """Run the model once on the example and call `visit` with the first input of each named layer.
 
-    The model is left as it was; see `untouched`.
+    With `every_call`, with all its inputs. The model is left as it was; see `untouched`.
     """
     arguments, options = as_call(example)
 
@@ -95,7 +95,7 @@ def _refuse_lazy(model: nn.Module) -> None:
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if is_lazy(tensor):
             raise UsageError(
-                f"{name!r} has no shape yet (a lazy module), and running the example input would initialise it; "
+                f"{name!r} has no shape yet (a lazy module), and running the example input would set it; "
                 "run the model once first, or leave the example input out"
             )
 
@@ -130,8 +130,8 @@ def macs(model: nn.Module, names: Iterable[str], example: Any) -> dict[str, int]
 
 
 def _macs_on_meta(model: nn.Module, names: Sequence[str], example: Any) -> dict[str, int]:
-    # One name per module, and no tying by `functional_call`: it exchanges the tensors of a module that has two
-    # names twice, and puts the meta tensor back as the original.
+    # One name per module, and no tying by `functional_call`: with tying it exchanges the tensors of a module
+    # that has two names twice, and puts the meta tensor back as the original.
     hollow: dict[str, Tensor] = {}
     on_meta: dict[int, Tensor] = {}
     for prefix, module in model.named_modules():
@@ -149,9 +149,9 @@ def _macs_on_meta(model: nn.Module, names: Sequence[str], example: Any) -> dict[
 
 def _counter() -> FlopCounterMode:
     counter = FlopCounterMode(display=False, custom_mapping=_fused_kernels())
-    # Its module tracker registers gradient hooks even without gradients, and fails on parameters that are passed
-    # to a module as arguments (DeBERTa). Layers are told apart by our own hooks.
-    counter.mod_tracker = _NoTracker()
+    # Its module tracker registers gradient hooks even without gradients, and fails on parameters that are
+    # passed to a module as arguments (DeBERTa). Layers are told apart by our own hooks.
+    counter.mod_tracker = _NoTracker()  # type: ignore[assignment]
     return counter
 
 

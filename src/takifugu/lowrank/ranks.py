@@ -12,6 +12,7 @@ import fnmatch
 import heapq
 import math
 import numbers
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from takifugu.errors import RankError, near_misses
+from takifugu.errors import RankError, TakifuguWarning, near_misses
 from takifugu.numbers import is_number
 
 Spectrum = npt.NDArray[np.float64]
@@ -329,6 +330,12 @@ def rule_for(rank: Any) -> RankRule:
     if isinstance(rank, bool):
         raise RankError(f"rank={rank} is a bool; rank=1 is one, rank=1.0 is full rank")
     if isinstance(rank, numbers.Integral):
+        if rank == 1:
+            warnings.warn(
+                "rank=1 is a rank of one; use rank=1.0 for the full rank, or ranks.Fixed(1) if one is meant",
+                TakifuguWarning,
+                stacklevel=4,  # the caller of factorize_ or choose
+            )
         return Fixed(int(rank))
     if isinstance(rank, numbers.Real):
         return Ratio(float(rank))

@@ -1,8 +1,8 @@
 """A model's state before something is tried on it, and the way back.
 
-`Snapshot` remembers which objects the modules hold: children, parameters, buffers, hooks, flags and every other
-attribute, with the contents of plain lists, dicts and sets. `restore_` puts them back, whatever was exchanged,
-added or removed in between. Values of tensors are copied only where they are asked for.
+`Snapshot` remembers which objects the modules hold: children, parameters, buffers, hooks, flags and every
+other attribute, with the contents of plain lists, dicts and sets. `restore_` puts them back, whatever was
+exchanged, added or removed in between. Values of tensors are copied only where they are asked for.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ class Snapshot:
 class CopyOnWrite(TorchDispatchMode):
     """While active, copies each of the given tensors before the first in-place operation on it.
 
-    A forward pass may write to its weights: `nn.Embedding(max_norm=...)` does, and so do layers that normalize
-    them. Copying all parameters beforehand would double the memory for the few models that need it.
+    A forward pass may write to its weights: `nn.Embedding(max_norm=...)` does, and so do layers that
+    normalize them. Copying all parameters beforehand would double the memory for the few that need it.
     """
 
     supports_higher_order_operators = True
 
     def __init__(self, tensors: Iterable[Tensor]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._watched: dict[int, dict[int, Tensor]] = {}
         for tensor in tensors:
             if _has_values(tensor):
