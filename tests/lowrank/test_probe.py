@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from every_kind import CASES, Case
+from fingerprint import Fingerprint
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -23,43 +24,6 @@ WIDTH = 16
 
 def X() -> Tensor:
     return torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(1))
-
-
-class Fingerprint:
-    """Every object, value and flag of a model that a probe could change."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
-        self.taken = self._take()
-        self.values = {name: t.detach().clone() for name, t in self._tensors()}
-
-    def _tensors(self) -> list[tuple[str, Tensor]]:
-        state = [*self.model.named_parameters(remove_duplicate=False)]
-        return [*state, *self.model.named_buffers(remove_duplicate=False)]
-
-    def _take(self) -> Any:
-        return (
-            [
-                (name, id(module), type(module), module.training)
-                for name, module in self.model.named_modules()
-            ],
-            [
-                (name, id(t), t.device, t.dtype, t.requires_grad, id(t.grad), t.data_ptr())
-                for name, t in self._tensors()
-            ],
-            [
-                (key, [*value.items()] if isinstance(value, dict) else value)
-                for module in self.model.modules()
-                for key, value in vars(module).items()
-                if key not in ("_parameters", "_buffers", "_modules") and not isinstance(value, Tensor)
-            ],
-            [sorted(vars(module)) for module in self.model.modules()],
-        )
-
-    def assert_same(self) -> None:
-        assert self._take() == self.taken
-        for name, tensor in self._tensors():
-            assert torch.equal(tensor.detach(), self.values[name]), name
 
 
 def random_states() -> tuple[Any, ...]:

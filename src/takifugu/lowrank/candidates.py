@@ -291,16 +291,23 @@ def require_module(model: Any) -> None:
 def refuse_adapters(model: nn.Module) -> None:
     """Raise if the model has adapters (LoRA and its relatives), which are no layers of their own.
 
-    Found by structure, so that no adapter library need be installed.
+    They are found by structure, so that no adapter library need be installed.
     """
+    wrapper = None
     for name, module in model.named_modules():
         foreign = type(module).__module__.partition(".")[0] == "peft"
         parts = {part.lower() for part in (*module._modules, *module._parameters)}
-        if foreign or {"lora_a", "lora_b"} <= parts:
+        if {"lora_a", "lora_b"} <= parts or (foreign and "base_layer" in parts):
             raise UsageError(
-                f"{name or 'the model'!r} is a {type(module).__name__}: the model has adapters (PEFT, LoRA), "
-                "which would be lost or factorized; merge them first: model = model.merge_and_unload()"
+                f"{name or type(module).__name__!r} has an adapter (PEFT, LoRA), which would be lost or "
+                "factorized; merge the adapters into the weights first: model = model.merge_and_unload()"
             )
+        wrapper = wrapper or (type(module).__name__ if foreign else None)
+    if wrapper is not None:
+        raise UsageError(
+            f"the model is wrapped in PEFT's {wrapper}; use the model inside: "
+            "model.merge_and_unload(), or model.get_base_model() where there is nothing to merge"
+        )
 
 
 def refuse_wrappers(model: nn.Module) -> None:
