@@ -167,7 +167,8 @@ def check_where(where: Any) -> None:
 def _patterns(where: Any) -> list[Any]:
     if isinstance(where, str | re.Pattern):
         return [where]
-    if isinstance(where, Mapping | bytes) or not isinstance(where, Iterable):
+    # An iterator could be read only once, and it is read at every switch.
+    if isinstance(where, Mapping | bytes | Iterator) or not isinstance(where, Iterable):
         raise UsageError(
             f"where= takes name patterns or a function (name, module) -> bool, got {where!r}; "
             "use a string such as 'layer1.*', a list of them, or re.compile(...)"
