@@ -188,7 +188,7 @@ def test_lazy_modules_are_not_initialised() -> None:
 def test_both_ways_to_count_agree(case: Case, factorized: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     model = case.factorized() if factorized else case.build()
     names, example = ["layer", "head"], case.example()
-    with probe.untouched(model, example):
+    with probe.untouched(model):
         on_shapes = probe._macs_on_meta(model, names, example)
 
     def unable(*_: object) -> None:

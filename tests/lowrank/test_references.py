@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -171,7 +172,6 @@ def test_ordinary_loops_are_not_warned(loop: Callable[..., None], foreach: bool)
 
 WRITES: dict[str, Callable[[Any], Any]] = {
     "data in place": lambda layer: layer.weight.data.normal_(),
-    "data multiplied": lambda layer: layer.weight.data.__imul__(2),
     "data item": lambda layer: layer.weight.data.__setitem__(0, 1.0),
     "data copied": lambda layer: layer.weight.data.copy_(torch.zeros(16, 16)),
     "data set": lambda layer: setattr(layer.weight, "data", torch.zeros(16, 16)),
@@ -179,7 +179,10 @@ WRITES: dict[str, Callable[[Any], Any]] = {
     "copied": lambda layer: layer.weight.copy_(torch.zeros(16, 16)),
     "initialised": lambda layer: nn.init.xavier_uniform_(layer.weight),
     "out": lambda layer: torch.mul(torch.ones(16, 16), 2, out=layer.weight),
-    "added": lambda layer: layer.weight.__iadd__(1),
+    **{
+        f"data {name}": lambda layer, name=name: getattr(operator, name)(layer.weight.data, 2.0)
+        for name in ("iadd", "isub", "imul", "itruediv", "ifloordiv", "ipow", "imod")
+    },
 }
 
 

@@ -43,14 +43,14 @@ def observe(
 
         handle = model.get_submodule(name).register_forward_pre_hook(hook, with_kwargs=True)
 
-    with untouched(model, example), _explained(), _protected(model, example):
+    with untouched(model), _explained(), _protected(model, example):
         for name in names:
             watch(name)
         model(*arguments, **options)
 
 
 @contextmanager
-def untouched(model: nn.Module, example: Any) -> Iterator[None]:
+def untouched(model: nn.Module) -> Iterator[None]:
     """Evaluation mode without gradients; afterwards the model and all random states are as they were.
 
     Every module gets back the very objects it held, so that neither a hook nor a tensor on another device can
@@ -116,12 +116,12 @@ def macs(model: nn.Module, names: Iterable[str], example: Any) -> dict[str, int]
     Counted on shapes alone where that is possible; a model whose path depends on the data is run for real.
     """
     names = list(names)
-    with untouched(model, example):
+    with untouched(model):
         try:
             return _macs_on_meta(model, names, example)
         except Exception:  # whatever it is, a real run shows whether the example is at fault
             pass
-    with untouched(model, example), _explained(), _protected(model, example), _countable_kernels():
+    with untouched(model), _explained(), _protected(model, example), _countable_kernels():
         arguments, options = as_call(example)
         with _counter() as counter:
             found = _count_calls(model, names, counter)

@@ -95,19 +95,11 @@ _LOOKS = {
 
 
 _DETACHES = {getattr(Tensor, "data").__get__, Tensor.detach, torch.detach}  # noqa: B009
-_OPERATORS = frozenset(
-    {
-        *("__iadd__", "__isub__", "__imul__", "__idiv__", "__itruediv__", "__ifloordiv__", "__imod__"),
-        *("__ipow__", "__imatmul__", "__iand__", "__ior__", "__ixor__", "__ilshift__", "__irshift__"),
-    }
-)
 
 
 def _changes(func: Any) -> bool:
-    name = getattr(func, "__name__", "")
-    if name in ("__set__", "__setitem__") or name in _OPERATORS:
-        return True
-    return name.endswith("_") and not name.endswith("__")
+    name = getattr(func, "__name__", "")  # of `+=`, too, it is `add_`
+    return name in ("__set__", "__setitem__") or (name.endswith("_") and not name.endswith("__"))
 
 
 def _formed(value: Any) -> Any:
