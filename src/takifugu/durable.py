@@ -69,7 +69,8 @@ def truncate(path: Path, size: int) -> None:
 def sync(path: Path) -> None:
     if os.name == "nt" and path.is_dir():
         return  # Windows cannot open folders
-    handle = os.open(path, os.O_RDONLY)
+    # Windows syncs only what is open for writing; other systems open folders only for reading.
+    handle = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:
