@@ -37,13 +37,18 @@ def write_file(path: Path, write: Callable[[Path], None]) -> str:
     partial = path.with_name(f"{path.name}.tmp")
     try:
         write(partial)
-        sync(partial)
         digest = sha256(partial)
-        os.replace(partial, path)
-        sync(path.parent)
+        move(partial, path)
     finally:
         partial.unlink(missing_ok=True)
     return digest
+
+
+def move(partial: Path, path: Path) -> None:
+    """Replace `path` by a finished file beside it, so that a power failure leaves the one or the other."""
+    sync(partial)
+    os.replace(partial, path)
+    sync(path.parent)
 
 
 def append(path: Path, rows: Iterable[Row]) -> None:
@@ -62,7 +67,10 @@ def truncate(path: Path, size: int) -> None:
 
 
 def sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
+    if os.name == "nt" and path.is_dir():
+        return  # Windows cannot open folders
+    # Windows syncs only what is open for writing; other systems open folders only for reading.
+    handle = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:

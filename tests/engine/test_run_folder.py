@@ -171,7 +171,7 @@ def spoil(path: Path, how: str) -> None:
         tk.save(model, path)
     elif how == "structure":
         model = small()
-        tk.factorize_(model, 1, force=True)
+        tk.factorize_(model, tk.ranks.Fixed(1), force=True)
         tk.save(model, path)
 
 
@@ -318,7 +318,7 @@ def test_a_changed_structure_file_is_noticed(tmp_path: Path) -> None:
     assert run.folder.structure(id) == tk.Structure()
     path = tmp_path / "run" / "structures" / f"{id}.json"
     model = small()
-    tk.factorize_(model, 1, force=True)
+    tk.factorize_(model, tk.ranks.Fixed(1), force=True)
     tk.structure_of(model).save(path)
     with pytest.raises(RunError, match="it has been changed"):
         run.folder.structure(id)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -263,3 +264,53 @@ def test_a_type_that_torch_promotes_with_nothing(tmp_path: Path) -> None:
     assert_unchanged_by(
         other, tmp_path / "m.safetensors", "'codes' is torch.uint16 in .* and torch.int32 here"
     )
+
+
+# ---- power failures ---------------------------------------------------------------------------------------
+
+
+def test_the_file_is_on_disk_before_it_takes_the_others_place(tmp_path: Path, monkeypatch) -> None:
+    path, log = tmp_path / "m.safetensors", []
+    fsync, replace = os.fsync, os.replace
+
+    def traced_fsync(handle: int) -> None:
+        place = Path(os.readlink(f"/proc/self/fd/{handle}"))
+        log.append(("fsync", "folder" if place == tmp_path else place.suffix, path.exists()))
+        fsync(handle)
+
+    def traced_replace(source: Path, target: Path) -> None:
+        assert Path(source).stat().st_size > 0
+        log.append(("replace", Path(target).name, path.exists()))
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", traced_fsync)
+    monkeypatch.setattr(os, "replace", traced_replace)
+    tk.save(net(), path)
+    assert log == [
+        ("fsync", ".partial", False),
+        ("replace", "m.safetensors", False),
+        ("fsync", "folder", True),
+    ]
+
+
+@pytest.mark.parametrize("step", ["write", "fsync", "replace"])
+@pytest.mark.parametrize("error", [OSError(28, "no space left on device"), KeyboardInterrupt()], ids=repr)
+def test_a_crash_while_saving_leaves_the_old_file(
+    step: str, error: BaseException, saved, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, path = saved
+    old = path.read_bytes()
+
+    def crash(*args: object, **options: object) -> None:
+        if step == "write":  # half a file is there by then
+            Path(args[1]).write_bytes(b"half")  # type: ignore[arg-type]
+        raise error
+
+    target = {"write": (checkpoint, "save_file"), "fsync": (os, "fsync"), "replace": (os, "replace")}[step]
+    monkeypatch.setattr(*target, crash)
+    with pytest.raises((CheckpointError, KeyboardInterrupt)):
+        tk.save(net(), path)
+    assert path.read_bytes() == old
+    assert list(path.parent.iterdir()) == [path]
+    monkeypatch.undo()
+    assert torch.equal(tk.load(path, net()).eval()(X), model(X))

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import copy
+import functools
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,8 +15,9 @@ from torch import nn
 from torch.nn.utils import parametrizations, parametrize, prune
 
 import takifugu as tk
-from takifugu.errors import LayerError, RankError, TakifuguError, UsageError
+from takifugu.errors import LayerError, RankError, TakifuguError, TakifuguWarning, UsageError
 from takifugu.lowrank.factorized import Factorized
+from takifugu.structure import Structure
 
 
 def net() -> nn.Sequential:
@@ -107,8 +113,23 @@ def test_embeddings_are_opt_in() -> None:
             "names a part of 'attention', which is factorized as a whole; name 'attention'",
         ),
         (lambda name, module: False, "where= matches none of the 4 layers that can be factorized"),
-        ([3], r"where= takes patterns or a function"),
+        ([3], r"where= takes name patterns or a function"),
         ([], "where= is an empty list, which matches nothing"),
+        (3, r"where= takes name patterns or a function .*, got 3; use a string such as"),
+        (True, r"where= takes name patterns .*, got True"),
+        ({"fc": True}, r"where= takes name patterns .*, got \{'fc': True\}"),
+        (iter(["fc"]), r"where= takes name patterns .*, got <list_iterator"),
+        (b"fc", r"where= takes name patterns .*, got b'fc'"),
+        (re.compile(b"fc"), r"where= takes name patterns .*; use a string or re.compile"),
+        (re.compile("f"), r"where=re.compile\('f'\) matches no whole name .*named like 'conv'"),
+        (["fc", re.compile(".*norm")], r"where=re.compile\('.\*norm'\) matches no whole name"),
+        (nn.Linear(4, 4), "not a module; give the module's name"),
+        (
+            lambda name: True,
+            r"<lambda> does not take these two arguments; use where=lambda name, module: \.\.\.",
+        ),
+        (str.isupper, r"isupper does not take these two arguments"),
+        (lambda a, b, c: True, "does not take these two arguments"),
         (nn.Linear, "not a class; use where=lambda name, module: isinstance"),
     ],
 )
@@ -359,3 +380,97 @@ def test_meta_models_have_shapes_to_choose_by_but_no_values() -> None:
     assert len(tk.choose(model, 0.25)) == 3
     with pytest.raises(LayerError, match="'0' is on the meta device and has no values to decompose"):
         tk.choose(model, "stable")
+
+
+@pytest.mark.parametrize(
+    ("where", "names"),
+    [
+        (re.compile(r"blocks\.\d\.fc1"), ["blocks.0.fc1", "blocks.1.fc1"]),
+        ([re.compile(r".*\.1\..*"), "head"], ["blocks.1.fc1", "blocks.1.fc2", "head"]),
+        (("head",), ["head"]),
+        ({"head"}, ["head"]),
+        (lambda name, module=None, *, more=0: name == "head", ["head"]),
+        (functools.partial(lambda wanted, name, module: name == wanted, "head"), ["head"]),
+    ],
+    ids=["compiled", "mixed", "tuple", "set", "defaults", "partial"],
+)
+def test_patterns_may_be_compiled_and_mixed(where: object, names: list[str]) -> None:
+    block = nn.ModuleDict({"fc1": nn.Linear(16, 16), "fc2": nn.Linear(16, 16)})
+    model = nn.ModuleDict({"blocks": nn.ModuleList([block, copy.deepcopy(block)]), "head": nn.Linear(16, 16)})
+    assert [spec.name for spec in tk.choose(model, 4, where)] == names  # type: ignore[arg-type]
+
+
+def test_an_error_inside_the_users_function_is_theirs() -> None:
+    def where(name: str, module: nn.Module) -> bool:
+        raise TypeError("my own mistake")
+
+    with pytest.raises(TypeError, match="my own mistake"):
+        tk.choose(nn.Sequential(nn.Linear(16, 16)), 4, where)
+
+
+@pytest.mark.parametrize("name", ["example_input", "only_if_faster"])
+def test_flags_are_no_examples(name: str) -> None:
+    model = nn.Sequential(nn.Linear(16, 16))
+    for call in (
+        lambda value: tk.factorize_(model, 4, **{name: value}),
+        lambda value: tk.WarmStart(4, **{name: value}),
+    ):
+        with pytest.raises(
+            UsageError, match=rf"{name}= takes an example input, not True; pass a batch as the"
+        ):
+            call(True)
+        with pytest.raises(UsageError, match=rf"{name}= takes an example input, not False; leave it out"):
+            call(False)
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (3, r"expected a model \(a torch.nn.Module\), got a int"),
+        ([nn.Linear(4, 4)], "got a list"),
+        ({"weight": torch.zeros(2, 2)}, "got a dict"),
+        (None, "got a NoneType"),
+        (nn.Linear, r"expected a model, got the class Linear; create one: Linear\(...\)"),
+    ],
+    ids=["int", "list", "dict", "None", "class"],
+)
+def test_what_is_not_a_model(model: Any, message: str, tmp_path: Path) -> None:
+    saved = tmp_path / "good.safetensors"
+    tk.save(nn.Sequential(nn.Linear(4, 4)), saved)
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.1)
+    calls: list[Callable[[], object]] = [
+        lambda: tk.factorize_(model, 0.25),
+        lambda: tk.choose(model, 0.25),
+        lambda: tk.apply_(model, Structure()),
+        lambda: tk.densify_(model),
+        lambda: tk.structure_of(model),
+        lambda: tk.save(model, tmp_path / "m.safetensors"),
+        lambda: tk.WarmStart(0.25)(model, optimizer, epoch=0),
+    ]
+    if model is not None:  # load(path, None) builds a zoo network
+        calls.append(lambda: tk.load(saved, model))
+    for call in calls:
+        with pytest.raises(UsageError, match=message):
+            call()
+
+
+@pytest.mark.parametrize("rank", [1, "1", {"*": 1}], ids=str)
+def test_a_rank_of_one_is_questioned(rank: Any) -> None:
+    model = nn.Sequential(nn.Linear(16, 16))
+    with pytest.warns(
+        TakifuguWarning, match=r"rank=1 is a rank of one; use rank=1.0 for the full rank, or ran"
+    ):
+        assert tk.choose(model, rank, where="0")["0"].rank == {"weight": 1}
+
+
+def test_a_rank_of_one_is_questioned_once_by_a_warm_start() -> None:
+    model = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16))
+    with pytest.warns(TakifuguWarning, match="rank=1 is a rank of one"):
+        warm = tk.WarmStart(1, warmup=0, where="0")
+    warm(model, torch.optim.SGD(model.parameters(), lr=0.1), epoch=0)
+    assert warm.report.structure["0"].rank == {"weight": 1}
+
+
+@pytest.mark.parametrize("rank", [tk.ranks.Fixed(1), 1.0, 2], ids=str)
+def test_other_ranks_are_not_questioned(rank: Any) -> None:
+    tk.choose(nn.Sequential(nn.Linear(16, 16)), rank, where="0", force=True)

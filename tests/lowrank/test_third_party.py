@@ -377,3 +377,65 @@ def test_tensor_parallel_layers_are_refused(mesh: Any, tmp_path: Path) -> None:
     assert list(model.modules()) == before[0]
     torch.testing.assert_close(model(x), before[1], rtol=0, atol=0)
     torch.testing.assert_close(factorized(x), before[2], rtol=0, atol=0)
+
+
+# ---- models whose path depends on the data ----------------------------------------------------------------
+
+SMALL = {"vocab_size": VOCABULARY, "max_position_embeddings": 64}
+WIDE = {**SMALL, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+
+
+def mixtral() -> nn.Module:
+    config = transformers.MixtralConfig(**WIDE, num_key_value_heads=2, num_local_experts=4)
+    return transformers.MixtralForCausalLM(config)
+
+
+def bart() -> nn.Module:
+    sizes = {
+        f"{side}_{name}": value
+        for side in ("encoder", "decoder")
+        for name, value in (("layers", 2), ("attention_heads", 4), ("ffn_dim", 64))
+    }
+    tokens = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 2}
+    config = transformers.BartConfig(**SMALL, **sizes, **tokens, d_model=32)
+    return transformers.BartForConditionalGeneration(config)
+
+
+def deberta() -> nn.Module:
+    config = transformers.DebertaConfig(**WIDE, relative_attention=True, pos_att_type=["p2c", "c2p"])
+    return transformers.DebertaForMaskedLM(config)
+
+
+def deberta_v2() -> nn.Module:
+    options = {"position_buckets": 8, "norm_rel_ebd": "layer_norm", "share_att_key": True}
+    config = transformers.DebertaV2Config(
+        **WIDE, **options, relative_attention=True, pos_att_type=["p2c", "c2p"]
+    )
+    return transformers.DebertaV2ForMaskedLM(config)
+
+
+@pytest.mark.parametrize("build", [mixtral, bart, deberta, deberta_v2], ids=lambda build: build.__name__)
+def test_macs_are_counted_where_the_shapes_do_not_tell(build: Callable[[], nn.Module]) -> None:
+    model = build().train()
+    batch = {"input_ids": words(2, LENGTH)}
+    values = {name: t.clone() for name, t in model.state_dict().items()}
+    report = tk.factorize_(
+        model, 4, where=lambda n, m: type(m) is nn.Linear and "lm_head" not in n, example_input=batch
+    )
+    assert "example_input" not in report.summary()
+    assert "MACs" in report.summary()
+    assert 0 < report.macs < report.macs_before
+    saved = sum(layer.macs_before - layer.macs for layer in report.layers if layer.macs is not None)
+    assert report.macs_before - report.macs == saved
+    kept = {name: t for name, t in model.state_dict().items() if name in values}
+    assert all(torch.equal(t, values[name]) for name, t in kept.items())
+
+
+def test_the_macs_of_mixtrals_experts_are_counted() -> None:
+    model = mixtral()
+    tokens, layers, experts_per_token = 2 * LENGTH, 2, 2
+    report = tk.factorize_(model, 4, where="*.q_proj", example_input={"input_ids": words(2, LENGTH)})
+    experts = tokens * experts_per_token * 3 * 32 * 64
+    attention = tokens * (2 * 32 * 32 + 2 * 32 * 16) + 2 * 2 * 4 * LENGTH * LENGTH * 8
+    router, head = tokens * 32 * 4, tokens * 32 * VOCABULARY
+    assert report.macs_before == layers * (experts + attention + router) + head

@@ -19,6 +19,7 @@ from torch.optim.swa_utils import AveragedModel
 from takifugu.errors import UsageError
 from takifugu.lowrank.decompose import Decomposer, Factors
 from takifugu.lowrank.frames import Wrap, is_sharded
+from takifugu.lowrank.snapshot import Snapshot
 from takifugu.lowrank.surgery import Swap, build_swaps, commit_
 from takifugu.lowrank.together import Alone
 from takifugu.structure import Structure
@@ -67,6 +68,7 @@ class Average:
         if self.wrap is not None and self.outer is None:
             raise UsageError("the average is wrapped in DistributedDataParallel; pass ema.module")
         self.swaps: Iterable[Swap] = ()
+        self._before: Snapshot | None = None
 
     def prepare_(
         self, structure: Structure, decompose: Decomposer, crew: Alone, like: Sequence[Swap]
@@ -82,9 +84,15 @@ class Average:
         self.swaps = swaps
 
     def change_(self) -> None:
+        self._before = Snapshot(self.module if self.outer is None else self.outer)
         commit_(self.module, list(self.swaps))
         if self.outer is not None and self.wrap is not None:
             self.outer.module = self.wrap(self.module)
+
+    def restore_(self) -> None:
+        """Undo `change_`, also one that failed half way."""
+        if self._before is not None:
+            self._before.restore_()
 
 
 def _filled(swaps: Iterable[Swap]) -> list[str]:

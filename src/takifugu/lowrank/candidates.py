@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import inspect
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,8 +19,11 @@ from takifugu.lowrank.factorized import Dense, Factorized
 from takifugu.lowrank.layers import OPT_IN, kind_of
 from takifugu.structure import LayerSpec
 
-Where = Callable[[str, nn.Module], bool] | str | Sequence[str] | None
-"""A predicate (name, module) -> bool, one or several name patterns, or None for every supported layer."""
+Pattern = str | re.Pattern[str]
+Where = Callable[[str, nn.Module], bool] | Pattern | Sequence[Pattern] | None
+"""A predicate (name, module) -> bool, one or several name patterns, or None for every supported layer.
+
+A pattern is text with * and ?, or a compiled regular expression; both match the whole name."""
 
 
 @dataclass(frozen=True)
@@ -102,11 +107,7 @@ def find(model: nn.Module, where: Where) -> list[Candidate]:
             "put it in an nn.Sequential"
         )
     names = [candidate.name for candidate in known]
-    if isinstance(where, type):
-        raise UsageError(
-            f"where= takes patterns or a function (name, module) -> bool, not a class; "
-            f"use where=lambda name, module: isinstance(module, {where.__name__})"
-        )
+    check_where(where)
     if where is None:
         chosen = [candidate for candidate in known if candidate.layer.kind not in OPT_IN]
         if not chosen:
@@ -122,16 +123,71 @@ def find(model: nn.Module, where: Where) -> list[Candidate]:
                 f"(they are named like {', '.join(map(repr, names[:3]))})"
             )
         return chosen
-    patterns = [where] if isinstance(where, str) else list(where)
-    if not patterns:
-        raise UsageError("where= is an empty list, which matches nothing; leave it out to mean all layers")
+    patterns = _patterns(where)
     everything = [name for name, _ in model.named_modules() if name]
     for pattern in patterns:
-        if not isinstance(pattern, str):
-            raise UsageError(f"where= takes patterns or a function (name, module) -> bool, got {pattern!r}")
-        if not fnmatch.filter(names, pattern):
+        if any(_matches(name, pattern) for name in names):
+            continue
+        if isinstance(pattern, str):
             raise UsageError(_no_match(model, pattern, names, everything))
-    return [c for c in known if any(fnmatch.fnmatchcase(c.name, pattern) for pattern in patterns)]
+        raise UsageError(
+            f"where=re.compile({pattern.pattern!r}) matches no whole name of a layer that can be factorized "
+            f"(they are named like {', '.join(map(repr, names[:3]))})"
+        )
+    return [c for c in known if any(_matches(c.name, pattern) for pattern in patterns)]
+
+
+def check_where(where: Any) -> None:
+    """Raise if `where` is none of the things that select layers."""
+    takes = "where= takes name patterns or a function (name, module) -> bool"
+    if isinstance(where, type):
+        raise UsageError(
+            f"{takes}, not a class; use where=lambda name, module: isinstance(module, {where.__name__})"
+        )
+    if isinstance(where, nn.Module):
+        raise UsageError(f"{takes}, not a module; give the module's name, such as where='layer1.conv2'")
+    if callable(where):
+        try:
+            inspect.signature(where).bind("name", nn.Module())
+        except TypeError:
+            raise UsageError(
+                f"{takes}, but {getattr(where, '__name__', where)} does not take these two arguments; "
+                "use where=lambda name, module: ..."
+            ) from None
+        except ValueError:
+            pass  # a builtin without a signature
+        return
+    if where is None:
+        return
+    for pattern in _patterns(where):
+        if not isinstance(pattern, str | re.Pattern) or not isinstance(_text(pattern), str):
+            raise UsageError(f"{takes}, got {pattern!r}; use a string or re.compile(...)")
+
+
+def _patterns(where: Any) -> list[Any]:
+    if isinstance(where, str | re.Pattern):
+        return [where]
+    # An iterator could be read only once, and it is read at every switch.
+    if isinstance(where, Mapping | bytes | Iterator) or not isinstance(where, Iterable):
+        raise UsageError(
+            f"where= takes name patterns or a function (name, module) -> bool, got {where!r}; "
+            "use a string such as 'layer1.*', a list of them, or re.compile(...)"
+        )
+    patterns = list(where)
+    if not patterns:
+        raise UsageError("where= is an empty list, which matches nothing; leave it out to mean all layers")
+    return patterns
+
+
+def _text(pattern: Any) -> Any:
+    return pattern.pattern if isinstance(pattern, re.Pattern) else pattern
+
+
+def _matches(name: str, pattern: str | re.Pattern[str]) -> bool:
+    """Both kinds of patterns match the whole name."""
+    if isinstance(pattern, str):
+        return fnmatch.fnmatchcase(name, pattern)
+    return pattern.fullmatch(name) is not None
 
 
 def _no_match(model: nn.Module, pattern: str, names: list[str], everything: list[str]) -> str:
@@ -223,8 +279,45 @@ _WRAPPERS = {
 }
 
 
+def require_module(model: Any) -> None:
+    """Raise if this is not a torch module."""
+    if isinstance(model, type) and issubclass(model, nn.Module):
+        raise UsageError(
+            f"expected a model, got the class {model.__name__}; create one: {model.__name__}(...)"
+        )
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"expected a model (a torch.nn.Module), got a {type(model).__name__}")
+
+
+def refuse_adapters(model: nn.Module) -> None:
+    """Raise if the model has adapters (LoRA and its relatives), which are no layers of their own.
+
+    They are found by structure, so that no adapter library need be installed.
+    """
+    wrapper = None
+    for name, module in model.named_modules():
+        foreign = type(module).__module__.partition(".")[0] == "peft"
+        parts = {part.lower() for part in (*module._modules, *module._parameters)}
+        if {"lora_a", "lora_b"} <= parts or (foreign and "base_layer" in parts):
+            raise UsageError(
+                f"{name or type(module).__name__!r} has an adapter (PEFT, LoRA), which would be lost or "
+                "factorized; merge the adapters into the weights first: model = model.merge_and_unload()"
+            )
+        wrapper = wrapper or (type(module).__name__ if foreign else None)
+    if wrapper is not None:
+        raise UsageError(
+            f"the model is wrapped in PEFT's {wrapper}; use the model inside: "
+            "model.merge_and_unload(), or model.get_base_model() where there is nothing to merge"
+        )
+
+
 def refuse_wrappers(model: nn.Module) -> None:
-    """Wrappers hold on to the parameters they were built with, or put a prefix before every name."""
+    """Raise for wrappers, adapters, and what is not a module.
+
+    Wrappers hold on to the parameters they were built with, or put a prefix before every name.
+    """
+    require_module(model)
+    refuse_adapters(model)
     for name, module in model.named_modules():
         kind = type(module).__name__
         attribute = _WRAPPERS.get(kind, "")

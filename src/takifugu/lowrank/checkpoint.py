@@ -20,9 +20,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from takifugu import durable
 from takifugu.errors import CheckpointError, StructureError, TakifuguWarning, near_misses
 from takifugu.lowrank.candidates import refuse_wrappers
 from takifugu.lowrank.narrow import BUILDER, WIDTHS, narrowed
+from takifugu.lowrank.snapshot import Snapshot
 from takifugu.lowrank.surgery import Swap, build_swaps, commit_, structure_of
 from takifugu.named import MODEL_FUNCTIONS, named
 from takifugu.structure import Structure
@@ -33,7 +35,7 @@ _HASHED = ("format", "structure", "builder", "shared")
 
 
 def save(model: nn.Module, path: str | Path) -> None:
-    """Writes structure and weights. The file appears whole or not at all."""
+    """Write structure and weights. The file appears whole or not at all, also after a power failure."""
     path = Path(path)
     refuse_wrappers(model)
     tensors, shared = _unique(_state(model))
@@ -52,7 +54,7 @@ def save(model: nn.Module, path: str | Path) -> None:
     try:
         save_file(tensors, partial, metadata=metadata)
         partial.chmod(_usual_mode())  # the library makes files only their owner can read
-        os.replace(partial, path)
+        durable.move(partial, path)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"cannot write {str(path)!r}: {error}") from error
     finally:
@@ -81,16 +83,28 @@ def load(path: str | Path, model: nn.Module | None = None) -> nn.Module:
     expected = _expected(model, swaps)
     _check(path, expected, state)
     _check_ties(path, expected, state, header["shared"])
-    commit_(model, swaps)
-    if any(tensor.device.type == "meta" for tensor in expected.values()):
-        # Copies: in the file's own memory tensors lie anywhere, which is slower and rounds differently.
-        own = {name: tensor.to(expected[name].dtype, copy=True) for name, tensor in state.items()}
-        _assign_(model, own)
-    else:
-        model.load_state_dict(state, strict=True)
-    if widths:
-        setattr(model, BUILDER, {**(getattr(model, BUILDER, None) or {}), WIDTHS: widths})
+    before = Snapshot(model, values=_overwritten(model, expected))
+    try:
+        commit_(model, swaps)
+        if any(tensor.device.type == "meta" for tensor in expected.values()):
+            # Copies: in the file's own memory tensors lie anywhere, which is slower and rounds differently.
+            own = {name: tensor.to(expected[name].dtype, copy=True) for name, tensor in state.items()}
+            _assign_(model, own)
+        else:
+            model.load_state_dict(state, strict=True)
+        if widths:
+            setattr(model, BUILDER, {**(getattr(model, BUILDER, None) or {}), WIDTHS: widths})
+    except BaseException:
+        before.restore_()
+        raise
     return model
+
+
+def _overwritten(model: nn.Module, expected: Mapping[str, Tensor]) -> list[Tensor]:
+    """The tensors that stay in the model and get other values."""
+    memory = {tensor.untyped_storage()._cdata for tensor in expected.values()}
+    state = model.state_dict().values()
+    return [tensor for tensor in state if tensor.untyped_storage()._cdata in memory]
 
 
 def _assign_(model: nn.Module, state: Mapping[str, Tensor]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -88,6 +88,7 @@ def survey(
 ) -> list[Verdict]:
     """A verdict on every layer that `where` means. See `factorize_` for the arguments."""
     rule = rule_for(rank)
+    check_examples(example_input, only_if_faster)
     example = only_if_faster if only_if_faster is not None else example_input
     candidates = find(model, where)
     schemes = _schemes(candidates, scheme)
@@ -95,10 +96,10 @@ def survey(
         raise UsageError('scheme="fastest" measures on an example; pass example_input= as well')
 
     open_, settled, ties = _sort_out(model, candidates, schemes, force=force, rerank=rerank)
-    positions = _positions(model, open_, example) if _counts_macs(rule) else {}
+    macs = _count_macs(model, open_, ties, example) if _counts_macs(rule) else _Macs()
     variants: dict[str, list[Verdict]] = {candidate.name: [] for candidate in open_}
     for wanted in _passes(open_, schemes):
-        for verdict in _ranked(model, open_, wanted, rule, positions, force):
+        for verdict in _ranked(model, open_, wanted, rule, macs, force):
             if verdict not in variants[verdict.name]:
                 variants[verdict.name].append(verdict)
     measure = only_if_faster is not None or FASTEST in schemes.values()
@@ -127,6 +128,17 @@ def _schemes(candidates: Sequence[Candidate], wish: str | Mapping[str, str] | No
         known_here = (*layer.schemes, *layer.named_schemes, FASTEST) if len(layer.schemes) > 1 else ()
         schemes[candidate.name] = wanted if wanted in known_here and wanted else candidate.layer.schemes[0]
     return schemes
+
+
+def check_examples(example_input: Any, only_if_faster: Any) -> None:
+    """Raise if a flag is given where an input for the model is meant."""
+    for name, example in (("example_input", example_input), ("only_if_faster", only_if_faster)):
+        if isinstance(example, bool):
+            fix = f"{name}=torch.randn(8, 64)" if example else "leave it out"
+            raise UsageError(
+                f"{name}= takes an example input, not {example}; "
+                + (f"pass a batch as the model gets it, such as {fix}" if example else fix)
+            )
 
 
 def check_schemes(wish: str | Mapping[str, str] | None) -> Mapping[str, str]:
@@ -231,7 +243,7 @@ def _ranked(
     open_: Sequence[Candidate],
     schemes: Mapping[str, str],
     rule: RankRule,
-    positions: Mapping[str, float],
+    macs: _Macs,
     force: bool,
 ) -> list[Verdict]:
     verdicts: list[Verdict] = []
@@ -250,9 +262,9 @@ def _ranked(
                 "use the default scheme, or another rank rule"
             )
         members.append((candidate, unfoldings))
-        matrices += [_matrix(candidate, unfolding, positions) for unfolding in unfoldings]
+        matrices += [_matrix(candidate, unfolding, macs) for unfolding in unfoldings]
 
-    ranks = iter(rule(matrices, _rest(model, [c for c, _ in members], positions)))
+    ranks = iter(rule(matrices, _rest(model, [c for c, _ in members], macs)))
     by_matrix = {(matrix.layer, matrix.name): matrix for matrix in matrices}
     for candidate, unfoldings in members:
         given = {unfolding.name: next(ranks) for unfolding in unfoldings}
@@ -281,7 +293,7 @@ def _unless_it_costs_more(candidate: Candidate, scheme: str, rank: dict[str, int
     return Verdict(candidate, scheme, rank)
 
 
-def _matrix(candidate: Candidate, unfolding: Unfolding, positions: Mapping[str, float]) -> Matrix:
+def _matrix(candidate: Candidate, unfolding: Unfolding, macs: _Macs) -> Matrix:
     @cache
     def spectrum() -> Spectrum:
         values = singular_values(unfolding.unfold(checked_weights(candidate)))
@@ -297,9 +309,10 @@ def _matrix(candidate: Candidate, unfolding: Unfolding, positions: Mapping[str, 
         spectrum=spectrum,
         unit_cost={
             "params": 1.0,
-            "macs": positions.get(candidate.name, 0.0),
+            "macs": macs.per_parameter.get(candidate.name, 0.0),
             "bytes": float(weight.element_size()),
         },
+        macs_per_rank=macs.per_rank.get(candidate.name, 0.0),
     )
 
 
@@ -327,46 +340,68 @@ def _counts_macs(rule: RankRule) -> bool:
     return isinstance(rule, Budget) and rule.unit == "macs"
 
 
-def _positions(model: nn.Module, open_: Sequence[Candidate], example: Any) -> dict[str, float]:
-    """How often each layer's weights are applied in one forward pass: its MACs per parameter."""
+@dataclass(frozen=True)
+class _Macs:
+    """What one forward pass on the example costs: in all, and per parameter of each layer up for choice."""
+
+    total: float = 0.0
+    per_parameter: Mapping[str, float] = field(default_factory=dict)
+    per_rank: Mapping[str, float] = field(default_factory=dict)
+    """What factors cost beyond that, per rank: a dense embedding is a lookup, its factors are a product."""
+
+
+def _count_macs(
+    model: nn.Module, open_: Sequence[Candidate], ties: Mapping[Candidate, str], example: Any
+) -> _Macs:
+    """Count all calls of each layer, and of the layers tied to it, which get the same factors."""
     if example is None:
         raise UsageError("a budget in MACs depends on the input; pass example_input= as well")
-    found: dict[str, float] = {}
+    groups = {c.name: [c, *(other for other, leader in ties.items() if leader == c.name)] for c in open_}
+    members = [member for group in groups.values() for member in group]
+    looked_up = [member.name for member in members if member.layer.kind == "embedding"]
+    rows = _rows_looked_up(model, looked_up, example) if looked_up else {}
+    counts = probe.macs(model, [member.name for member in members], example)
+    per_parameter: dict[str, float] = {}
+    per_rank: dict[str, float] = {}
+    for leader, group in groups.items():
+        missing = next((member.name for member in group if member.name not in counts), None)
+        if missing is not None:
+            raise UsageError(
+                f"the example input does not reach '{missing}', so a budget in MACs cannot price it; "
+                "leave it out with where="
+            )
+        if isinstance(group[0].module, Factorized):
+            raise UsageError(
+                f"'{leader}' is factorized already, so its dense MACs cannot be counted; densify the model "
+                "first, or leave the layer out with where="
+            )
+        size = sum(weight.numel() for weight in group[0].layer.weights_of(group[0].module).values())
+        per_parameter[leader] = sum(counts[member.name] for member in group) / size
+        per_rank[leader] = sum(rows.get(m.name, 0) * m.dense.embedding_dim for m in group if m.name in rows)
+    return _Macs(float(counts[""]), per_parameter, per_rank)
+
+
+def _rows_looked_up(model: nn.Module, names: Sequence[str], example: Any) -> dict[str, int]:
+    found: dict[str, int] = {}
 
     def visit(name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        count = probe.macs(module, args, kwargs)
-        layer = next(candidate.layer for candidate in open_ if candidate.name == name)
-        if count is not None and not isinstance(module, Factorized):
-            found[name] = count / sum(w.numel() for w in layer.weights_of(module).values())
+        found[name] = found.get(name, 0) + (args[0] if args else kwargs["input"]).numel()
 
-    probe.observe(model, [candidate.name for candidate in open_], example, visit)
-    missing = [c.name for c in open_ if c.name not in found]
-    if missing:
-        raise UsageError(f"the MACs of '{missing[0]}' could not be counted; leave it out with where=")
-    total = _total_macs(model, example)
-    found[""] = total
+    probe.observe(model, names, example, visit, every_call=True)
     return found
 
 
-def _total_macs(model: nn.Module, example: Any) -> float:
-    args, kwargs = probe.as_call(example)
-    total = probe.macs(model, args, kwargs)
-    if total is None:
-        raise UsageError("the model's MACs could not be counted on shapes alone; use a budget in parameters")
-    return float(total)
-
-
-def _rest(model: nn.Module, open_: Sequence[Candidate], positions: Mapping[str, float]) -> dict[Unit, float]:
+def _rest(model: nn.Module, open_: Sequence[Candidate], macs: _Macs) -> dict[Unit, float]:
     """What everything costs that is not up for choice."""
     weights = [w for c in open_ for w in c.layer.weights_of(c.dense).values()]
     all_ = [parameter for parameter in model.parameters() if not is_lazy(parameter)]
     chosen_macs = sum(
-        positions.get(c.name, 0.0) * sum(w.numel() for w in c.layer.weights_of(c.dense).values())
+        macs.per_parameter.get(c.name, 0.0) * sum(w.numel() for w in c.layer.weights_of(c.dense).values())
         for c in open_
     )
     return {
         "params": float(sum(p.numel() for p in all_) - sum(w.numel() for w in weights)),
-        "macs": positions.get("", 0.0) - chosen_macs,
+        "macs": macs.total - chosen_macs,
         "bytes": float(
             sum(p.numel() * p.element_size() for p in all_)
             - sum(w.numel() * w.element_size() for w in weights)

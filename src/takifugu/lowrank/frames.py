@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 
 from takifugu.errors import UsageError
 from takifugu.lowrank.optimizer_state import Gradients, StateReport, carry_
+from takifugu.lowrank.snapshot import Snapshot
 from takifugu.lowrank.surgery import Swap, commit_
 from takifugu.lowrank.together import Alone, Together
 
@@ -47,7 +48,7 @@ class Bare:
         look: Callable[[], object] = lambda: None,
     ) -> tuple[nn.Module, StateReport]:
         """The model to go on with, and what became of the state. `look` is called on the changed layers."""
-        undo = _Undo(self.module, optimizer, swaps)
+        undo = _Undo(self.module, optimizer, way)
         try:
             commit_(self.module, swaps)
             self.crew.all_or_none(look)
@@ -170,13 +171,19 @@ def frame_of(model: nn.Module, wrap: Wrap | None, hook: CommunicationHook | None
 class _Undo:
     """Puts a model and its optimizer back to where they were before the layers were changed."""
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer, swaps: Sequence[Swap]) -> None:
-        self.model, self.optimizer, self.swaps = model, optimizer, swaps
+    def __init__(self, model: nn.Module, optimizer: Optimizer, way: str) -> None:
+        # Only state="calibrated" runs the model, which moves buffers and drops gradients.
+        self.before = Snapshot(model, values=model.buffers() if way == "calibrated" else ())
+        self.gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
+        self.optimizer = optimizer
         self.groups = [dict(group) for group in optimizer.param_groups]
         self.state = dict(optimizer.state)
 
     def __call__(self) -> None:
-        commit_(self.model, [Swap(swap.name, swap.new, swap.old) for swap in self.swaps])
+        self.before.restore_()
+        for parameter, gradient in self.gradients:
+            if parameter.grad is not gradient:
+                parameter.grad = gradient
         for group, former in zip(self.optimizer.param_groups, self.groups, strict=True):
             group.update(former)
         self.optimizer.state.clear()

@@ -2,55 +2,102 @@
 
 from __future__ import annotations
 
+import math
+import random
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.nn.utils.rnn import PackedSequence
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.flop_counter import FlopCounterMode
 
-from takifugu.errors import UsageError
+from takifugu.errors import TakifuguError, UsageError
+from takifugu.lowrank.snapshot import CopyOnWrite, Snapshot, tensors_of
 
 Visit = Callable[[str, nn.Module, tuple[Any, ...], dict[str, Any]], None]
 
 
-def observe(model: nn.Module, names: Iterable[str], example: Any, visit: Visit) -> None:
-    """Runs the model once on the example and calls `visit` with the first input of each named layer.
+def observe(
+    model: nn.Module, names: Iterable[str], example: Any, visit: Visit, *, every_call: bool = False
+) -> None:
+    """Run the model once on the example and call `visit` with the first input of each named layer.
 
-    The model is left as it was: evaluation mode during the run, so that no statistics move, no
-    gradients, random state restored.
+    With `every_call`, with all its inputs. The model is left as it was; see `untouched`.
     """
     arguments, options = as_call(example)
-    handles = []
 
-    def watch(name: str) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
+    def watch(name: str) -> None:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            handle.remove()  # the first call counts; and visiting may call the layer again
-            visit(name, module, args, kwargs)
+            if not every_call:
+                handle.remove()  # visiting may call the layer again
+            with _disable_current_modes():  # the guard must not slow down what is timed
+                visit(name, module, args, kwargs)
 
         handle = model.get_submodule(name).register_forward_pre_hook(hook, with_kwargs=True)
-        handles.append(handle)
-        return hook
 
-    modes = {module: module.training for module in model.modules()}
-    try:
+    with untouched(model), _explained(), _protected(model, example):
         for name in names:
             watch(name)
-        model.eval()
+        model(*arguments, **options)
+
+
+@contextmanager
+def untouched(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode without gradients; afterwards the model and all random states are as they were.
+
+    Every module gets back the very objects it held, so that neither a hook nor a tensor on another device can
+    be left behind, and its buffers get back their values; also if the block raises.
+    """
+    _refuse_lazy(model)
+    snapshot = Snapshot(model, values=model.buffers())
+    python, numbers = random.getstate(), np.random.get_state()
+    try:
         with torch.no_grad(), torch.random.fork_rng(devices=_cuda_devices(model)):
-            model(*arguments, **options)
-    except (RuntimeError, TypeError, ValueError, AttributeError, IndexError) as error:
-        raise UsageError(f"the model does not run on the example input: {error}") from error
+            model.eval()
+            yield
     finally:
-        for handle in handles:
-            handle.remove()
-        for module, mode in modes.items():
-            module.training = mode
+        random.setstate(python)
+        np.random.set_state(numbers)
+        snapshot.restore_()
+
+
+@contextmanager
+def _protected(model: nn.Module, example: Any) -> Iterator[None]:
+    """Undoes in-place operations on the model's tensors and on the example."""
+    inputs = (value for value in tree_flatten(example)[0] if isinstance(value, Tensor))
+    guard = CopyOnWrite([*tensors_of(model), *inputs])
+    try:
+        with guard:
+            yield
+    finally:
+        guard.restore_()
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    try:
+        yield
+    except (TakifuguError, MemoryError):
+        raise
+    except Exception as error:
+        raise UsageError(f"the model does not run on the example input: {error}") from error
+
+
+def _refuse_lazy(model: nn.Module) -> None:
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if is_lazy(tensor):
+            raise UsageError(
+                f"{name!r} has no shape yet (a lazy module), and running the example input would set it; "
+                "run the model once first, or leave the example input out"
+            )
 
 
 def as_call(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -62,20 +109,114 @@ def as_call(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return (example,), {}
 
 
-def macs(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
-    """Multiply-accumulates of one forward pass, counted by torch on shapes alone.
+def macs(model: nn.Module, names: Iterable[str], example: Any) -> dict[str, int]:
+    """Count the multiply-accumulates of one forward pass: of each named layer, and of the model under "".
 
-    None where the layer cannot run without data (a packed sequence's lengths, say).
+    All calls of a layer are added up. A layer that the example does not reach is missing from the result.
+    Counted on shapes alone where that is possible; a model whose path depends on the data is run for real.
     """
-    state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    hollow = {name: tensor.detach().to("meta") for name, tensor in state.items()}
-    args, kwargs = tree_map(_to_meta, (args, kwargs))
-    try:
-        with torch.no_grad(), FlopCounterMode(display=False) as counter:
-            torch.func.functional_call(module, hollow, args, kwargs)
-    except (RuntimeError, NotImplementedError, ValueError):
+    names = list(names)
+    with untouched(model):
+        try:
+            return _macs_on_meta(model, names, example)
+        except Exception:  # whatever it is, a real run shows whether the example is at fault
+            pass
+    with untouched(model), _explained(), _protected(model, example), _countable_kernels():
+        arguments, options = as_call(example)
+        with _counter() as counter:
+            found = _count_calls(model, names, counter)
+            model(*arguments, **options)
+    return {**found, "": int(counter.get_total_flops()) // 2}
+
+
+def _macs_on_meta(model: nn.Module, names: Sequence[str], example: Any) -> dict[str, int]:
+    # One name per module, and no tying by `functional_call`: with tying it exchanges the tensors of a module
+    # that has two names twice, and puts the meta tensor back as the original.
+    hollow: dict[str, Tensor] = {}
+    on_meta: dict[int, Tensor] = {}
+    for prefix, module in model.named_modules():
+        for name, tensor in (*module._parameters.items(), *module._buffers.items()):
+            if tensor is not None:
+                if id(tensor) not in on_meta:
+                    on_meta[id(tensor)] = tensor.detach().to("meta")
+                hollow[f"{prefix}.{name}" if prefix else name] = on_meta[id(tensor)]
+    arguments, options = tree_map(_to_meta, as_call(example))
+    with _counter() as counter:
+        found = _count_calls(model, names, counter)
+        torch.func.functional_call(model, hollow, arguments, options, tie_weights=False)
+    return {**found, "": int(counter.get_total_flops()) // 2}
+
+
+def _counter() -> FlopCounterMode:
+    counter = FlopCounterMode(display=False, custom_mapping=_fused_kernels())
+    # Its module tracker registers gradient hooks even without gradients, and fails on parameters that are
+    # passed to a module as arguments (DeBERTa). Layers are told apart by our own hooks.
+    counter.mod_tracker = _NoTracker()  # type: ignore[assignment]
+    return counter
+
+
+class _NoTracker(AbstractContextManager[None]):
+    parents = frozenset({"Global"})
+
+    def __exit__(self, *_: object) -> None:
         return None
-    return int(counter.get_total_flops()) // 2
+
+
+def _count_calls(model: nn.Module, names: Sequence[str], counter: FlopCounterMode) -> dict[str, int]:
+    """The MACs of each layer, added up while the model runs. `untouched` removes the hooks."""
+    found: dict[str, int] = {}
+
+    def watch(name: str) -> None:
+        began = [0]
+
+        def before(*_: Any) -> None:
+            began[0] = counter.get_total_flops()
+
+        def after(*_: Any) -> None:
+            found[name] = found.get(name, 0) + (counter.get_total_flops() - began[0]) // 2
+
+        module = model.get_submodule(name)
+        module.register_forward_pre_hook(before)
+        module.register_forward_hook(after)
+
+    for name in names:
+        watch(name)
+    return found
+
+
+@contextmanager
+def _countable_kernels() -> Iterator[None]:
+    """Switches off fused kernels that hide their matrix products from the counter."""
+    fast_path = torch.backends.mha.get_fastpath_enabled()
+    try:
+        torch.backends.mha.set_fastpath_enabled(False)
+        with torch.backends.cudnn.flags(enabled=False) if torch.cuda.is_available() else nullcontext():
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast_path)
+
+
+def _fused_kernels() -> dict[Any, Any]:
+    """FLOPs of the CPU kernels and grouped products that torch's counter does not know."""
+    known = {
+        "_scaled_dot_product_flash_attention_for_cpu": _attention_flops,
+        "mkldnn_rnn_layer": _recurrence_flops,
+        "_grouped_mm": _grouped_flops,
+    }
+    return {getattr(torch.ops.aten, op): flops for op, flops in known.items() if hasattr(torch.ops.aten, op)}
+
+
+def _attention_flops(q: Sequence[int], k: Sequence[int], v: Sequence[int], *_: Any, **__: Any) -> int:
+    return 2 * math.prod(q[:-1]) * k[-2] * (q[-1] + v[-1])
+
+
+def _recurrence_flops(x: Sequence[int], w: Sequence[int], u: Sequence[int], *_: Any, **__: Any) -> int:
+    return 2 * x[0] * x[1] * (math.prod(w) + math.prod(u))
+
+
+def _grouped_flops(a: Sequence[int], b: Sequence[int], *_: Any, **__: Any) -> int:
+    # Rows in groups (2-D) times one matrix per group, or a batch of products: every row meets one matrix.
+    return 2 * math.prod(a) * b[-1]
 
 
 def race(

@@ -12,6 +12,7 @@ import fnmatch
 import heapq
 import math
 import numbers
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from takifugu.errors import RankError, near_misses
+from takifugu.errors import RankError, TakifuguWarning, near_misses
 from takifugu.numbers import is_number
 
 Spectrum = npt.NDArray[np.float64]
@@ -40,6 +41,12 @@ class Matrix:
     """Singular values, descending, (count, min(m, n)); computed when asked for."""
     unit_cost: Mapping[Unit, float]
     """What one parameter of this matrix costs: 1 parameter, its applications per sample, its bytes."""
+    macs_per_rank: float = 0.0
+    """MACs of the factors, per rank, beyond those of their parameters."""
+
+    def cost_per_rank(self, unit: Unit) -> float:
+        beyond = self.macs_per_rank if unit == "macs" else 0.0
+        return self.unit_cost[unit] * self.params_per_rank + beyond
 
     @property
     def limit(self) -> int:
@@ -214,14 +221,11 @@ class Budget(RankRule):
 
     def __call__(self, matrices: Sequence[Matrix], rest: Mapping[Unit, float]) -> Ranks:
         unit = self.unit
-        price = [matrix.unit_cost[unit] for matrix in matrices]
-        dense = [cost * matrix.size for cost, matrix in zip(price, matrices, strict=True)]
+        price = [matrix.cost_per_rank(unit) for matrix in matrices]
+        dense = [matrix.unit_cost[unit] * matrix.size for matrix in matrices]
         total = self._total(rest[unit] + sum(dense))
         ranks = [min(self.multiple, matrix.limit) for matrix in matrices]
-        spent = rest[unit] + sum(
-            cost * matrix.params_per_rank * rank
-            for cost, matrix, rank in zip(price, matrices, ranks, strict=True)
-        )
+        spent = rest[unit] + sum(cost * rank for cost, rank in zip(price, ranks, strict=True))
         if spent > total:
             raise RankError(
                 f"budget {unit}={total:,.0f} cannot be met: the rest of the model and the least ranks "
@@ -240,13 +244,13 @@ class Budget(RankRule):
             if step <= 0:
                 return None
             gain = float(energy[index][ranks[index] : ranks[index] + step].sum())
-            return -gain / (price[index] * matrices[index].params_per_rank * step), index, step
+            return -gain / (price[index] * step), index, step
 
         offers = [o for o in map(offer, range(len(matrices))) if o is not None]
         heapq.heapify(offers)
         while offers:
             _, index, step = heapq.heappop(offers)
-            cost = price[index] * matrices[index].params_per_rank * step
+            cost = price[index] * step
             if spent + cost > total:
                 continue  # a cheaper matrix may still fit
             ranks[index] += step
@@ -254,7 +258,7 @@ class Budget(RankRule):
             following = offer(index)
             if following is not None:
                 heapq.heappush(offers, following)
-        return self._dense_where_affordable(matrices, ranks, ceiling, price, total - spent)
+        return self._dense_where_affordable(matrices, ranks, ceiling, price, dense, total - spent)
 
     def _total(self, dense_total: float) -> float:
         amount = {"params": self.params, "macs": self.macs, "bytes": self.bytes}[self.unit]
@@ -264,7 +268,12 @@ class Budget(RankRule):
 
     @staticmethod
     def _dense_where_affordable(
-        matrices: Sequence[Matrix], ranks: list[int], ceiling: list[int], price: list[float], left: float
+        matrices: Sequence[Matrix],
+        ranks: list[int],
+        ceiling: list[int],
+        price: list[float],
+        dense: list[float],
+        left: float,
     ) -> Ranks:
         """Layers all of whose matrices are at the ceiling go dense while the remainder lasts."""
         chosen: Ranks = list(ranks)
@@ -272,9 +281,7 @@ class Budget(RankRule):
         for index, matrix in enumerate(matrices):
             layers.setdefault(matrix.layer, []).append(index)
         for members in layers.values():
-            extra = sum(
-                price[i] * (matrices[i].size - matrices[i].params_per_rank * ranks[i]) for i in members
-            )
+            extra = sum(dense[i] - price[i] * ranks[i] for i in members)
             if all(ranks[i] >= ceiling[i] for i in members) and extra <= left:
                 left -= max(extra, 0.0)
                 for i in members:
@@ -323,6 +330,12 @@ def rule_for(rank: Any) -> RankRule:
     if isinstance(rank, bool):
         raise RankError(f"rank={rank} is a bool; rank=1 is one, rank=1.0 is full rank")
     if isinstance(rank, numbers.Integral):
+        if rank == 1:
+            warnings.warn(
+                "rank=1 is a rank of one; use rank=1.0 for the full rank, or ranks.Fixed(1) if one is meant",
+                TakifuguWarning,
+                stacklevel=4,  # the caller of factorize_ or choose
+            )
         return Fixed(int(rank))
     if isinstance(rank, numbers.Real):
         return Ratio(float(rank))

@@ -230,18 +230,9 @@ def _payload(model: nn.Module) -> int:
     return sum(t.numel() * t.element_size() for t in travelling)
 
 
-def _macs(model: nn.Module, names: Sequence[str], example: Any) -> dict[str, int | None]:
+def _macs(model: nn.Module, names: Sequence[str], example: Any) -> dict[str, int]:
     """MACs per layer, and of the whole model under the empty name; nothing without an example."""
-    if example is None:
-        return {}
-    found: dict[str, int | None] = {}
-
-    def visit(name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        found[name] = probe.macs(module, args, kwargs)
-
-    probe.observe(model, names, example, visit)
-    found[""] = probe.macs(model, *probe.as_call(example))
-    return found
+    return {} if example is None else probe.macs(model, names, example)
 
 
 def _layers(count: int) -> str:

@@ -6,7 +6,8 @@ place, so a call that fails leaves the model as it was.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,7 @@ from takifugu.lowrank.candidates import (
     layer_of,
     refusal,
     refuse_wrappers,
+    require_module,
     sharers,
     walk,
 )
@@ -28,7 +30,9 @@ from takifugu.lowrank.choice import TIEABLE, checked_weights, present_structure,
 from takifugu.lowrank.decompose import DECOMPOSERS, Decomposer
 from takifugu.lowrank.factorized import Factorized
 from takifugu.lowrank.layers import kind_named
+from takifugu.lowrank.references import check_references
 from takifugu.lowrank.report import DensifyReport, FactorReport, factor_report
+from takifugu.lowrank.snapshot import Snapshot
 from takifugu.structure import LayerSpec, Structure
 
 
@@ -77,8 +81,12 @@ def factorize_(
     structure = structure_from(model, verdicts)
     example = only_if_faster if only_if_faster is not None else example_input
     report = factor_report(model, verdicts, structure, example)
-    errors = apply_(model, structure, svd=svd)
-    return report.completed(model, errors, example)
+    swaps = build_swaps(model, structure)
+    errors = fill_(swaps, decomposer(svd))
+    with _trial(model, swaps):
+        report = report.completed(model, errors, example)
+    commit_(model, swaps)
+    return report
 
 
 def apply_(model: nn.Module, structure: Structure, *, svd: str = "exact") -> dict[str, float]:
@@ -97,13 +105,14 @@ def densify_(model: nn.Module) -> DensifyReport:
     swaps = build_swaps(model, Structure())
     if not swaps:
         raise UsageError(f"{type(model).__name__} has no factorized layer; there is nothing to densify")
-    roundings = {swap.name: _rounding(swap.old, swap.new) for swap in swaps}
+    report = DensifyReport({swap.name: _rounding(swap.old, swap.new) for swap in swaps})
     commit_(model, swaps)
-    return DensifyReport(roundings)
+    return report
 
 
 def structure_of(model: nn.Module) -> Structure:
     """The structure the model has now; an empty one if nothing is factorized."""
+    require_module(model)
     return present_structure(model)
 
 
@@ -172,6 +181,7 @@ def build_swaps(model: nn.Module, structure: Structure) -> list[Swap]:
             swap = _densified(spec, modules[spec.name], made.get(spec.tie or ""))
             made[spec.name] = swap.new
             swaps.append(swap)
+    check_references(model, swaps)
     return swaps
 
 
@@ -181,13 +191,29 @@ def fill_(swaps: Sequence[Swap], decompose: Decomposer) -> dict[str, float]:
 
 
 def commit_(model: nn.Module, swaps: Sequence[Swap]) -> None:
-    """Puts the new modules in place, wherever the old ones are referenced. Cannot fail."""
+    """Put the new modules in place, wherever the old ones are registered; on an error, none of them."""
+    before = Snapshot(model)
     new_for = {swap.old: swap.new for swap in swaps}
-    for parent in list(model.modules()):
-        for child_name, child in parent._modules.items():
-            if child in new_for:
-                parent._modules[child_name] = new_for[child]
-    fastpath.update_(model)
+    try:
+        for parent in list(model.modules()):
+            for child_name, child in parent._modules.items():
+                if child in new_for:
+                    parent._modules[child_name] = new_for[child]
+        fastpath.update_(model)
+    except BaseException:
+        before.restore_()
+        raise
+
+
+@contextmanager
+def _trial(model: nn.Module, swaps: Sequence[Swap]) -> Iterator[None]:
+    """The model with the new modules in place; afterwards it is as before."""
+    before = Snapshot(model)
+    try:
+        commit_(model, swaps)
+        yield
+    finally:
+        before.restore_()
 
 
 def _factorized(spec: LayerSpec, old: nn.Module, leader: nn.Module | None) -> Swap:

@@ -34,9 +34,10 @@ def weight_view(layer: _Layer, name: str) -> Tensor:
 class _View(Tensor):
     _layer: _Layer
     _name: str
+    _detached: bool
 
     @staticmethod
-    def __new__(cls, layer: _Layer, name: str) -> _View:
+    def __new__(cls, layer: _Layer, name: str, detached: bool = False) -> _View:
         like = layer.factor_parameters()[0]
         view: _View = Tensor._make_wrapper_subclass(
             cls,
@@ -45,10 +46,10 @@ class _View(Tensor):
             device=like.device,
             requires_grad=like.requires_grad and torch.is_grad_enabled(),
         )
-        view._layer, view._name = layer, name
+        view._layer, view._name, view._detached = layer, name, detached
         return view
 
-    def __init__(self, layer: _Layer, name: str) -> None:
+    def __init__(self, layer: _Layer, name: str, detached: bool = False) -> None:
         super().__init__()
 
     @classmethod
@@ -58,11 +59,16 @@ class _View(Tensor):
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
         target = next(iter((*args, *kwargs.values())))
-        if _changes(func) and isinstance(target, _View):
-            raise LayerError(
-                f"{target._name} of a {type(target._layer).__name__} is the product of its factors and "
-                "cannot be changed; change the factors (factor_parameters()), or densify the model first"
-            )
+        if func in _DETACHES and isinstance(target, _View):
+            # A view again: those of a parameter share its memory, and people write through them.
+            with torch.no_grad():
+                return _View(target._layer, target._name, detached=True)
+        for changed in (target if _changes(func) else None, kwargs.get("out")):
+            if isinstance(changed, _View) and not (func is Tensor.requires_grad_ and changed._detached):
+                raise LayerError(
+                    f"{changed._name} of a {type(changed._layer).__name__} is the product of its factors and "
+                    "cannot be changed; change the factors (factor_parameters()), or densify the model first"
+                )
         args, kwargs = tree_map(_formed, (args, kwargs))
         return func(*args, **kwargs)
 
@@ -88,10 +94,16 @@ _LOOKS = {
 """What can be answered without the values."""
 
 
+_DETACHES = {getattr(Tensor, "data").__get__, Tensor.detach, torch.detach}  # noqa: B009
+
+
 def _changes(func: Any) -> bool:
-    name = getattr(func, "__name__", "")
+    name = getattr(func, "__name__", "")  # of `+=`, too, it is `add_`
     return name in ("__set__", "__setitem__") or (name.endswith("_") and not name.endswith("__"))
 
 
 def _formed(value: Any) -> Any:
-    return value._layer.dense_weights()[value._name] if isinstance(value, _View) else value
+    if not isinstance(value, _View):
+        return value
+    weight = value._layer.dense_weights()[value._name]
+    return weight.detach() if value._detached else weight

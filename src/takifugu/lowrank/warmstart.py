@@ -12,6 +12,7 @@ mended in place, and a distributed wrapper is built anew through `wrap`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,13 +21,14 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from takifugu.errors import UsageError, near_misses
+from takifugu.lowrank import unused_gradients
 from takifugu.lowrank.averages import Average, Remembered
-from takifugu.lowrank.candidates import Where, find
-from takifugu.lowrank.choice import check_schemes, structure_from, survey
+from takifugu.lowrank.candidates import Where, check_where, find, refuse_adapters, require_module
+from takifugu.lowrank.choice import check_examples, check_schemes, structure_from, survey
 from takifugu.lowrank.factorized import Factorized
 from takifugu.lowrank.frames import Bare, CommunicationHook, Wrap, check_frame, frame_of, plain_view
 from takifugu.lowrank.optimizer_state import Gradients, StateReport, check_way, mendable
-from takifugu.lowrank.ranks import StableRank, rule_for
+from takifugu.lowrank.ranks import Fixed, StableRank, rule_for
 from takifugu.lowrank.report import FactorReport, factor_report
 from takifugu.lowrank.rewarm import Rewarm
 from takifugu.lowrank.stability import StableRanks
@@ -89,6 +91,7 @@ class WarmStart:
     ) -> None:
         check_way(state)
         decomposer(svd)
+        check_where(where)
         _check_options(options)
         self.stages = _checked_stages(stages if stages is not None else [(warmup, rank)])
         self.where, self.state, self.svd = where, state, svd
@@ -130,12 +133,14 @@ class WarmStart:
             ema: averages of the model (`torch.optim.swa_utils.AveragedModel`, or plain copies), which get the
                 same structure, in place, with factors that can be averaged with the model's.
         """
+        require_module(model)
         now = self._now(epoch, step)
         optimizer = mendable(optimizer)
         if self._seen is None:
             self._check_first(model)
         self._check_model(model)
         self.rewarm.follow_(optimizer)
+        unused_gradients.follow_(optimizer)
         if self.followed is not None and not self.switched and now != self._seen:
             self.followed.observe(plain_view(model), self.where)
         self._seen = now  # a trainer that resumes within an epoch announces it a second time
@@ -170,6 +175,7 @@ class WarmStart:
 
         structure = frame.crew.agreed(chosen)
         swaps = frame.crew.all_or_none(lambda: build_swaps(module, structure))
+        frame.crew.all_or_none(lambda: unused_gradients.warn_of_unused(optimizer, swaps))
         decompose = Remembered(decomposer(self.svd))
         errors = frame.crew.fill_(swaps, decompose)
         for average in averages:
@@ -180,9 +186,15 @@ class WarmStart:
             if report is not None:
                 report = report.completed(module, errors, self._example)
 
-        rebuilt, kept = frame.change_(optimizer, swaps, self.state, gradients, look=complete)
-        for average in averages:
-            average.change_()
+        undo = ExitStack()
+        try:
+            for average in averages:
+                undo.callback(average.restore_)
+                frame.crew.all_or_none(average.change_)
+            rebuilt, kept = frame.change_(optimizer, swaps, self.state, gradients, look=complete)
+        except BaseException:
+            undo.close()
+            raise
         self.rewarm.begin_()
         self.done = stage + 1
         self._low_rank, self._known = not structure.is_dense, id(rebuilt)
@@ -193,6 +205,7 @@ class WarmStart:
         """What would fail at the switch whatever is learned until then fails before training."""
         check_frame(model, self.wrap, self.hook)
         inner = model.module if isinstance(model, DistributedDataParallel) else model
+        refuse_adapters(inner)
         if not callable(self.where):  # a function may look at the weights of the moment
             find(inner, self.where)
 
@@ -276,6 +289,7 @@ def _check_options(options: Mapping[str, Any]) -> None:
         if name not in _OPTIONS:
             raise UsageError(f"WarmStart has no option {name!r}{near_misses(name, _OPTIONS)}")
     check_schemes(options.get("scheme"))
+    check_examples(options.get("example_input"), options.get("only_if_faster"))
 
 
 def _checked_stages(stages: Sequence[tuple[int | str, Any]]) -> tuple[tuple[int | str, Any], ...]:
@@ -294,6 +308,7 @@ def _checked_stages(stages: Sequence[tuple[int | str, Any]]) -> tuple[tuple[int 
         elif checked and at <= checked[-1][0]:  # type: ignore[operator]
             raise UsageError(f"stages must come in order, but {at} follows {checked[-1][0]}")
         if rank is not None:
-            rule_for(rank)  # a mistake shows now, not after hours of warm-up
+            rule = rule_for(rank)  # a mistake shows now, not after hours of warm-up
+            rank = rule if rule == Fixed(1) else rank  # warned of once is enough
         checked.append((at, rank))
     return tuple(checked)
