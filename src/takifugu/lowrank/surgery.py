@@ -25,6 +25,7 @@ from takifugu.lowrank.candidates import (
     walk,
 )
 from takifugu.lowrank.choice import TIEABLE, checked_weights, present_structure, structure_from, survey
+from takifugu.lowrank.coverage import warn_if_little
 from takifugu.lowrank.decompose import DECOMPOSERS, Decomposer
 from takifugu.lowrank.factorized import Factorized
 from takifugu.lowrank.layers import kind_named
@@ -49,12 +50,16 @@ def factorize_(
     Args:
         rank: a ratio in (0, 1] of the full rank, an int, a rule of `takifugu.ranks`, or a dict from
             layer-name pattern to any of these.
-        where: which layers: a predicate `(name, module) -> bool`, one or several name patterns, or
-            None for every supported layer except Embedding.
+        where: which layers: a predicate `(name, module) -> bool`, one or several name patterns,
+            `tk.everything`, or None for the default: every supported layer except embeddings, the output
+            layer, the first layer if another one remains, and layers for which a ratio or a rule gives a
+            rank below 8. Output and first layer are the last and the first Linear or Conv, in execution
+            order if there is an `example_input`, else in registration order.
         scheme: how convolutions are split: "kxk-1x1" (the paper's, default), "1x1-kxk", "tucker2",
             "separable", "fastest" (measured on `example_input`), or a dict by pattern.
         svd: "exact", or "randomized" for layers many thousands wide.
-        force: also factorize what is frozen or would cost more than the dense weight.
+        force: also factorize what is frozen or would cost more than the dense weight; with `where=None`
+            every supported layer except embeddings.
         rerank: also give new ranks to layers that are factorized already.
         example_input: an input for the model (a tuple for several arguments, a dict for keywords):
             the report then counts MACs.
@@ -76,7 +81,8 @@ def factorize_(
     )
     structure = structure_from(model, verdicts)
     example = only_if_faster if only_if_faster is not None else example_input
-    report = factor_report(model, verdicts, structure, example)
+    warn_if_little(model, verdicts, where, stacklevel=2)
+    report = factor_report(model, verdicts, structure, example, where)
     errors = apply_(model, structure, svd=svd)
     return report.completed(model, errors, example)
 

@@ -15,18 +15,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
+from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from takifugu.errors import UsageError, near_misses
 from takifugu.lowrank.averages import Average, Remembered
 from takifugu.lowrank.candidates import Where, find
 from takifugu.lowrank.choice import check_schemes, structure_from, survey
+from takifugu.lowrank.coverage import warn_if_little
 from takifugu.lowrank.factorized import Factorized
-from takifugu.lowrank.frames import Bare, CommunicationHook, Wrap, check_frame, frame_of, plain_view
+from takifugu.lowrank.frames import Bare, CommunicationHook, Wrap, check_frame, frame_of, is_sharded, plain_view
 from takifugu.lowrank.optimizer_state import Gradients, StateReport, check_way, mendable
-from takifugu.lowrank.ranks import StableRank, rule_for
+from takifugu.lowrank.ranks import StableRank, follows_from_shapes, rule_for
 from takifugu.lowrank.report import FactorReport, factor_report
 from takifugu.lowrank.rewarm import Rewarm
 from takifugu.lowrank.stability import StableRanks
@@ -137,7 +139,8 @@ class WarmStart:
         self._check_model(model)
         self.rewarm.follow_(optimizer)
         if self.followed is not None and not self.switched and now != self._seen:
-            self.followed.observe(plain_view(model), self.where)
+            force = bool(self.options.get("force", False))
+            self.followed.observe(plain_view(model), self.where, self._example, force=force)
         self._seen = now  # a trainer that resumes within an epoch announces it a second time
         due = [s for s in range(self.done, len(self.stages)) if self._is_due(self.stages[s][0], now)]
         if not due:
@@ -165,7 +168,9 @@ class WarmStart:
                 return Structure()
             verdicts = survey(module, self._rule(rank), self.where, rerank=True, **self.options)
             structure = structure_from(module, verdicts)
-            report = factor_report(module, verdicts, structure, self._example)
+            if frame.crew.rank == 0:  # one warning, not one per process
+                warn_if_little(module, verdicts, self.where, stacklevel=4)
+            report = factor_report(module, verdicts, structure, self._example, self.where)
             return structure
 
         structure = frame.crew.agreed(chosen)
@@ -193,8 +198,16 @@ class WarmStart:
         """What would fail at the switch whatever is learned until then fails before training."""
         check_frame(model, self.wrap, self.hook)
         inner = model.module if isinstance(model, DistributedDataParallel) else model
-        if not callable(self.where):  # a function may look at the weights of the moment
-            find(inner, self.where)
+        if callable(self.where):  # a function may look at the weights of the moment
+            return
+        find(inner, self.where)
+        if is_sharded(model) or "only_if_faster" in self.options or any(map(is_lazy, model.parameters())):
+            return
+        for _, rank in self.stages:
+            if rank is not None and follows_from_shapes(rule_for(rank)):
+                verdicts = survey(inner, rank, self.where, rerank=True, **self.options)
+                if not (isinstance(model, DistributedDataParallel) and distributed.get_rank()):
+                    warn_if_little(inner, verdicts, self.where, stacklevel=3)
 
     def _check_model(self, model: nn.Module) -> None:
         """A second model, or one that was not loaded before the states were, would stay dense silently."""

@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.flop_counter import FlopCounterMode
 
 from takifugu.errors import UsageError
-from takifugu.lowrank.choice import choose
+from takifugu.lowrank.choice import choose, structure_from, survey
 from takifugu.lowrank.surgery import apply_
 from takifugu.structure import Structure
 
@@ -57,10 +57,18 @@ def ladder(
     check_ratios(ratios)
     rungs = [_rung(DENSE, model, Structure(), example, batch, optimizer_copies)]
     for ratio in sorted(set(map(float, ratios)), reverse=True):
-        structure = choose(model, ratio, where)
+        structure = _structure(model, ratio, where, example, warn=len(rungs) == 1)
         if structure.id != rungs[-1].structure.id and not structure.is_dense:
             rungs.append(_rung(f"r{ratio:g}", model, structure, example, batch, optimizer_copies))
     return tuple(rungs)
+
+
+def _structure(model: nn.Module, ratio: float, where: Any, example: Tensor, *, warn: bool) -> Structure:
+    """Return the version of this ratio. A warning for the largest one will do: smaller ones are dropped if
+    they make no difference."""
+    if warn:
+        return choose(model, ratio, where, example_input=example[:2])
+    return structure_from(model, survey(model, ratio, where, example_input=example[:2]))
 
 
 def optimizer_copies(kind: str, momentum: float = 0.0) -> int:
