@@ -18,7 +18,7 @@ from takifugu.lowrank.factorized import Factorized
 from takifugu.lowrank.layers import OPT_IN
 
 LEAST_RANK = 8
-"""A smaller rank loses more than it saves: the layers concerned are narrow, and hold few of the parameters."""
+"""A smaller rank loses more than it saves: the layers concerned are narrow and hold few of the parameters."""
 
 EMBEDDING = "an embedding stays dense by default; name it with where=, or pass where=tk.everything"
 OUTPUT = "the output layer stays dense by default; name it with where=, or pass where=tk.everything"
@@ -40,7 +40,7 @@ def all_candidates(model: nn.Module) -> list[Candidate]:
 def meant_layers(
     model: nn.Module, where: Where, example: Any = None, *, force: bool = False
 ) -> list[Candidate]:
-    """Return the layers that `where` means; for None those of the default rule, whatever rank they may get."""
+    """Return the layers that `where` means; for None those of the default rule, whatever their rank."""
     candidates = find(model, where)
     if where is not None or force:
         return candidates

@@ -43,7 +43,9 @@ def fused_experts(model: nn.Module, where: Where) -> list[Experts]:
         weights = {
             own: weight
             for own, weight in module.named_parameters(recurse=False)
-            if not is_lazy(weight) and weight.dim() == 3 and weight.shape[0] > 1
+            if not is_lazy(weight)
+            and weight.dim() == 3
+            and weight.shape[0] > 1
             # Not a table of positions or of biases: each expert's matrix is worth a factorization.
             and min(weight.shape[1:]) > LEAST_RANK
         }

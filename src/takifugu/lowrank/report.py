@@ -175,7 +175,7 @@ def factor_report(
 ) -> FactorReport:
     """The report as it stands before the change. `where` is the user's: it may mean fused experts as well."""
     experts = fused_experts(model, where)
-    macs = _macs(model, [part.name for part in (*verdicts, *experts)], example)
+    macs = _macs(model, [*(v.name for v in verdicts), *(e.name for e in experts)], example)
     params, gradient_bytes = _sizes(model)
     return FactorReport(
         structure=structure,

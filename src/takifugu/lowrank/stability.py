@@ -27,9 +27,7 @@ class StableRanks:
         self.scales: dict[str, float] = {}
         self.history: list[dict[str, float]] = []
 
-    def observe(
-        self, model: nn.Module, where: Where, example: Any = None, *, force: bool = False
-    ) -> None:
+    def observe(self, model: nn.Module, where: Where, example: Any = None, *, force: bool = False) -> None:
         seen: dict[str, float] = {}
         for candidate in meant_layers(model, where, example, force=force):
             if isinstance(candidate.module, Factorized):

@@ -203,7 +203,7 @@ def _factorized(spec: LayerSpec, old: nn.Module, leader: nn.Module | None) -> Sw
     dense = old.dense_shell(old.factor_parameters()[0].device) if isinstance(old, Factorized) else old
     new = layer.shell(dense, spec.scheme, spec.rank)
     new.train(old.training)
-    _adopt_hooks(new, old)
+    adopt_hooks(new, old)
     if leader is None:
         on_meta = new.factor_parameters()[0].device.type == "meta"
         return Swap(spec.name, old, new, None if on_meta else candidate)
@@ -226,7 +226,7 @@ def _densified(spec: LayerSpec, old: nn.Module, leader: Any) -> Swap:
     new = old.to_dense()
     if leader is not None:
         new.weight = leader.weight
-    _adopt_hooks(new, old)
+    adopt_hooks(new, old)
     return Swap(spec.name, old, new)
 
 
@@ -300,7 +300,7 @@ _HOOKS = (
 )
 
 
-def _adopt_hooks(new: nn.Module, old: nn.Module) -> None:
+def adopt_hooks(new: nn.Module, old: nn.Module) -> None:
     """The users' hooks move along; sharing the dicts keeps their handles working."""
     for attribute in _HOOKS:
         if hasattr(old, attribute):

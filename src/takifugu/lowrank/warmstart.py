@@ -5,12 +5,14 @@
         model = warm(model, optimizer, epoch=epoch)
         ...
 
-One call per epoch (or per step). When a stage is due the model changes in place, the optimizer is
-mended in place, and a distributed wrapper is built anew through `wrap`.
+One call per epoch (or per step). When a stage is due the model changes in place and so do the optimizer's
+parameter groups and state. DistributedDataParallel is rebuilt with its own options and communication hook;
+a model sharded by `fully_shard` is sharded again through `wrap`.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,7 +28,16 @@ from takifugu.lowrank.candidates import Where, find
 from takifugu.lowrank.choice import check_schemes, structure_from, survey
 from takifugu.lowrank.coverage import warn_if_little
 from takifugu.lowrank.factorized import Factorized
-from takifugu.lowrank.frames import Bare, CommunicationHook, Wrap, check_frame, frame_of, is_sharded, plain_view
+from takifugu.lowrank.frames import (
+    Bare,
+    CommunicationHook,
+    Wrap,
+    check_frame,
+    frame_of,
+    is_sharded,
+    plain_view,
+    retire_,
+)
 from takifugu.lowrank.optimizer_state import Gradients, StateReport, check_way, mendable
 from takifugu.lowrank.ranks import StableRank, follows_from_shapes, rule_for
 from takifugu.lowrank.report import FactorReport, factor_report
@@ -67,9 +78,11 @@ class WarmStart:
             `[(5, 0.5), (10, 0.25), (30, None)]`; None is back to dense.
         where, scheme, svd, force, example_input, only_if_faster: as for `factorize_`.
         state: what becomes of the optimizer's state, see `takifugu.lowrank.optimizer_state`.
-        wrap: builds the distributed wrapper anew from the plain model, such as `DistributedDataParallel` or
-            `fully_shard`. A sharded model comes back as a new object: use what the call returns.
-        hook: a communication hook, attached again to every new DistributedDataParallel.
+        wrap: takes the plain model and returns it wrapped; needed for `fully_shard`. DistributedDataParallel
+            needs none: it is rebuilt with the options it has. Either way the wrapper is a new object: use
+            what the call returns.
+        hook: a communication hook, attached again to every new DistributedDataParallel. Without it the
+            wrapper's own hook is registered again, if it keeps no state.
         rewarm: optimizer steps over which the learning rate comes back after each switch (a second warm-up,
             as large batches need), or a `Rewarm` that also says from which share of it.
     """
@@ -104,6 +117,7 @@ class WarmStart:
         self._seen: int | None = None
         self._low_rank = False  # what the last switch made of the model
         self._known: int | None = None  # id of the model that is known to be of that kind
+        self._retired: weakref.ref[nn.Module] | None = None  # the wrapper that the last switch replaced
 
     @property
     def switched(self) -> bool:
@@ -188,6 +202,9 @@ class WarmStart:
         rebuilt, kept = frame.change_(optimizer, swaps, self.state, gradients, look=complete)
         for average in averages:
             average.change_()
+        if rebuilt is not frame.model:
+            retire_(frame.model)
+            self._retired = weakref.ref(frame.model)
         self.rewarm.begin_()
         self.done = stage + 1
         self._low_rank, self._known = not structure.is_dense, id(rebuilt)
@@ -211,6 +228,11 @@ class WarmStart:
 
     def _check_model(self, model: nn.Module) -> None:
         """A second model, or one that was not loaded before the states were, would stay dense silently."""
+        if self._retired is not None and self._retired() is model:
+            raise UsageError(
+                "WarmStart was called with the model from before the switch: the return value of the call "
+                "that switched was not used; write model = warm(model, optimizer, ...) and train that model"
+            )
         if not self._low_rank or id(model) == self._known:
             return
         if not any(isinstance(part, Factorized) for part in model.modules()):
