@@ -444,9 +444,16 @@ def _total_macs(model: nn.Module, example: Any) -> float:
     return float(total)
 
 
+def _own_weights(candidate: Candidate) -> list[nn.Parameter]:
+    """Return the parameters of the model that a choice of rank replaces."""
+    if isinstance(candidate.module, Factorized):
+        return candidate.module.factor_parameters()
+    return list(candidate.layer.weights_of(candidate.module).values())
+
+
 def _rest(model: nn.Module, open_: Sequence[Candidate], positions: Mapping[str, float]) -> dict[Unit, float]:
     """What everything costs that is not up for choice."""
-    weights = [w for c in open_ for w in c.layer.weights_of(c.dense).values()]
+    weights = [w for c in open_ for w in _own_weights(c)]
     all_ = [parameter for parameter in model.parameters() if not is_lazy(parameter)]
     chosen_macs = sum(
         positions.get(c.name, 0.0) * sum(w.numel() for w in c.layer.weights_of(c.dense).values())

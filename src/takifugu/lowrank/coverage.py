@@ -78,7 +78,7 @@ def _repeated(verdicts: Sequence[Verdict]) -> set[str]:
     seen: set[int] = set()
     repeated = set()
     for verdict in verdicts:
-        keys = {id(p) for p in verdict.candidate.module.parameters() if p.dim() > 1}
+        keys = {id(p) for p in verdict.candidate.module.parameters() if not is_lazy(p) and p.dim() > 1}
         if keys and keys <= seen:
             repeated.add(verdict.name)
         seen |= keys

@@ -23,8 +23,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from takifugu.errors import UsageError
-from takifugu.lowrank.candidates import Where
-from takifugu.lowrank.default_layers import meant_layers
+from takifugu.lowrank.candidates import Where, find
 from takifugu.lowrank.factorized import Factorized
 
 Group = dict[str, Any]
@@ -84,7 +83,7 @@ class FrobeniusDecay:
 
     def _layers(self, model: nn.Module) -> list[nn.Module]:
         inner = model.module if isinstance(model, DistributedDataParallel) else model
-        return [candidate.module for candidate in meant_layers(inner, self.where)]
+        return [candidate.module for candidate in find(inner, self.where)]
 
 
 def _decayed(layer: nn.Module) -> list[nn.Parameter]:
