@@ -22,7 +22,7 @@ from typing import Any
 from benchmarks import stage
 from benchmarks.switch import digits
 
-FEW = 10_000
+FEW = 20_000
 """Images of Fashion-MNIST to train on; the test set is whole."""
 
 
@@ -162,7 +162,9 @@ def main() -> None:
 
     torch.set_num_threads(1)
     kept = stage.RESULTS / "defaults.json"
-    runs: dict[str, Any] = json.loads(kept.read_text())["runs"] if options.only else {}
+    runs: dict[str, Any] = {}
+    if options.only and kept.exists():
+        runs = json.loads(kept.read_text())["runs"]
     for task in TASKS:
         on_fashion = task.name != "digits-mlp"
         if options.only not in ("", task.name) or (on_fashion and not options.data):

@@ -223,7 +223,7 @@ def _sort_out(
     for candidate in candidates:
         scheme = schemes[candidate.name]
         reason = refusal(candidate, candidate.layer.schemes[0] if scheme == FASTEST else scheme)
-        if candidate.name in kept:
+        if reason is None and candidate.name in kept:
             reason = default_layers.reason_for(candidate, kept[candidate.name])
         if reason is None and isinstance(candidate.module, Factorized) and not rerank:
             ranks = ", ".join(map(str, dict.fromkeys(candidate.module.rank.values())))
