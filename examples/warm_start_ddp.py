@@ -29,7 +29,7 @@ def main() -> None:
         nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10))
     )
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
-    warm = tk.WarmStart(rank=0.25, warmup=3, where=["0", "2"], wrap=DistributedDataParallel)  # 2
+    warm = tk.WarmStart(rank=0.25, warmup=3)  # 2
     for epoch in range(8):
         model = warm(model, optimizer, epoch=epoch)  # 3
         if rank == 0 and warm.report is not None and warm.report.at == epoch:

@@ -9,6 +9,7 @@ import pytest
 
 import takifugu as tk
 from takifugu.cli import Exit, main
+from takifugu.errors import TakifuguWarning
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
@@ -57,14 +58,28 @@ def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_inspect_shows_spectra_ranks_and_costs(capsys, own_module: Path) -> None:
-    code, out, err = run(capsys, "inspect", "mine_for_inspect:with_example", "--rank", "0.5")
+    code, out, err = run(capsys, "inspect", "mine_for_inspect:with_example", "--rank", "0.5", "--all")
     assert (code, err) == (0, "")
     for shown in ("singular values", "stable", "8x3x3x3", "█", "MACs", "2 layers factorized"):
         assert shown in out
 
 
+def test_inspect_leaves_first_and_output_layer_dense_and_warns_if_nothing_is_left(
+    capsys, own_module: Path
+) -> None:
+    with pytest.warns(TakifuguWarning, match="no layer becomes low-rank"):
+        code, out, _ = run(capsys, "inspect", "mine_for_inspect:with_example")
+    assert code == 0
+    assert "left: the output layer stays dense by default" in out
+    done = subprocess.run(
+        [sys.executable, "-m", "takifugu", "inspect", "mine_for_inspect:with_example"],
+        capture_output=True, text=True, check=True, cwd=own_module,
+    )  # fmt: skip
+    assert done.stderr.startswith("takifugu: warning: no layer becomes low-rank")
+
+
 def macs(capsys: pytest.CaptureFixture[str], *arguments: str) -> int:
-    code, out, err = run(capsys, "inspect", *arguments, "--json")
+    code, out, err = run(capsys, "inspect", *arguments, "--json", "--all")
     assert (code, err) == (0, "")
     count: int = json.loads(out)["macs_before"]
     return count
@@ -81,7 +96,15 @@ def test_the_shape_is_of_the_models_dtype(capsys, own_module: Path) -> None:
 
 def test_inspect_json_is_the_report_and_the_spectra(capsys, own_module: Path) -> None:
     code, out, _ = run(
-        capsys, "inspect", "mine_for_inspect:build", "--rank", "energy:0.9", "--shape", "1,3,8,8", "--json"
+        capsys,
+        "inspect",
+        "mine_for_inspect:build",
+        "--rank",
+        "energy:0.9",
+        "--shape",
+        "1,3,8,8",
+        "--json",
+        "--all",
     )
     data = json.loads(out)
     assert code == 0

@@ -17,6 +17,7 @@ NAMES = [
     "apply_",
     "choose",
     "densify_",
+    "everything",
     "factorize_",
     "load",
     "ranks",

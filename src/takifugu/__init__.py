@@ -20,6 +20,7 @@ _HOME = {
     "apply_": "takifugu.lowrank.surgery",
     "choose": "takifugu.lowrank.choice",
     "densify_": "takifugu.lowrank.surgery",
+    "everything": "takifugu.lowrank.default_layers",
     "factorize_": "takifugu.lowrank.surgery",
     "load": "takifugu.lowrank.checkpoint",
     "ranks": "takifugu.lowrank",
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from takifugu.lowrank.checkpoint import load as load
     from takifugu.lowrank.checkpoint import save as save
     from takifugu.lowrank.choice import choose as choose
+    from takifugu.lowrank.default_layers import everything as everything
     from takifugu.lowrank.report import FactorReport as FactorReport
     from takifugu.lowrank.surgery import apply_ as apply_
     from takifugu.lowrank.surgery import densify_ as densify_

@@ -198,7 +198,7 @@ def switched(case: Case, rank: int, processes: int, folder: Path) -> Findings:
     options = {"where": "layer", "scheme": case.scheme, "force": True}
     model: nn.Module = DistributedDataParallel(case.build())
     optimizer = OPTIMIZERS["adamw"](model.parameters())
-    warm = tk.WarmStart(rank=0.5, warmup=3, wrap=DistributedDataParallel, **options)
+    warm = tk.WarmStart(rank=0.5, warmup=3, **options)
     untouched = model.module.head.weight
 
     # One process finds broken weights: all of them refuse alike, and go on with what they have.
@@ -253,9 +253,6 @@ def switched(case: Case, rank: int, processes: int, folder: Path) -> Findings:
     )
     found["averages"] = [digest(averages[0].module.module), digest(averages[1].module)]
     found["moved"] = digest(alone) != found["three_steps_later"]
-    found["without_wrap"] = refusal(
-        lambda: tk.WarmStart(warmup=0, **options)(DistributedDataParallel(case.build()), optimizer, step=0)
-    )
     return found
 
 

@@ -124,5 +124,5 @@ def test_an_average_of_another_structure_is_refused(low_rank: str) -> None:
     tk.factorize_(model if low_rank == "model" else average, 0.25, where="0")
     structures = tk.structure_of(model), tk.structure_of(average)
     with pytest.raises(UsageError, match="make it a copy of the model as it is now"):
-        tk.WarmStart(warmup=0)(model, SGD(model.parameters(), lr=0.1), epoch=0, ema=average)
+        tk.WarmStart(warmup=0, where="*")(model, SGD(model.parameters(), lr=0.1), epoch=0, ema=average)
     assert (tk.structure_of(model), tk.structure_of(average)) == structures

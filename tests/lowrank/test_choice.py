@@ -72,14 +72,15 @@ def test_choose_touches_nothing_and_agrees_with_factorize() -> None:
 
 def test_ranks_count_per_group() -> None:
     model = nn.Sequential(nn.Conv2d(32, 64, 3, groups=4), nn.Linear(8, 8))
-    structure = tk.choose(model, 0.25)
+    structure = tk.choose(model, 0.25, where="0")
     assert structure["0"].rank == {"weight": 4}  # a quarter of min(16, 8 * 9)
 
 
 @pytest.mark.parametrize(
     ("where", "chosen"),
     [
-        (None, ["0", "3", "5"]),
+        (None, ["3"]),
+        (tk.everything, ["0", "3", "5"]),
         ("3", ["3"]),
         (["0", "5"], ["0", "5"]),
         ("[35]", ["3", "5"]),
@@ -91,9 +92,10 @@ def test_where(where: object, chosen: list[str]) -> None:
 
 
 def test_embeddings_are_opt_in() -> None:
-    model = nn.ModuleDict({"e": nn.Embedding(100, 32), "fc": nn.Linear(32, 32)})
+    model = nn.ModuleDict({"e": nn.Embedding(100, 32), "fc": nn.Linear(32, 32), "head": nn.Linear(32, 3)})
     assert [spec.name for spec in tk.choose(model, 0.25)] == ["fc"]
-    assert [spec.name for spec in tk.choose(model, 0.25, where="*")] == ["e", "fc"]
+    assert [spec.name for spec in tk.choose(model, 0.25, force=True)] == ["fc", "head"]
+    assert [spec.name for spec in tk.choose(model, 0.25, where=tk.everything)] == ["e", "fc", "head"]
     with pytest.raises(UsageError, match="opt-in; name them with where="):
         tk.choose(nn.ModuleList([nn.Embedding(100, 32)]), 0.25)
 
@@ -161,12 +163,13 @@ def test_bad_ranks_leave_the_model_alone(rank: object) -> None:
     model = net()
     before = snapshot(model)
     with pytest.raises(RankError):
-        tk.factorize_(model, rank)
+        tk.factorize_(model, rank, where=tk.everything)
     assert_untouched(model, before)
 
 
 def test_factors_that_cost_more_stay_dense_unless_forced() -> None:
-    report = tk.factorize_(net(), 1.0)
+    with pytest.warns(TakifuguWarning, match="no layer becomes low-rank, 0% of the parameters"):
+        report = tk.factorize_(net(), 1.0, where=tk.everything)
     assert reasons(report)["5"] == "its factors would cost more (420 parameters) than the dense weight (320)"
     assert not report.structure.layers
     forced = tk.factorize_(net(), 1.0, force=True)
@@ -266,7 +269,7 @@ def self_made() -> nn.Module:
     ],
 )
 def test_layers_that_stay_dense_say_why(make, reason: str) -> None:
-    model = nn.Sequential(make(), nn.Linear(16, 16))
+    model = nn.Sequential(make(), nn.Linear(16, 256))
     odd = model[0]
     report = tk.factorize_(model, 0.25, where="*")
     assert model[0] is odd
@@ -288,7 +291,7 @@ def test_a_plain_subclass_is_as_good_as_its_base() -> None:
         pass
 
     model = nn.Sequential(Named(16, 16))
-    tk.factorize_(model, 0.25)
+    tk.factorize_(model, 0.25, where="0")
     assert isinstance(model[0], Factorized)
 
 
@@ -300,28 +303,28 @@ def test_nan_weights_are_an_error_that_names_the_layer(value: float, rank: objec
         model[5].weight[3, 4] = value
     before = snapshot(model)
     with pytest.raises(LayerError, match="weight of '5' contains NaN or infinity"):
-        tk.factorize_(model, rank)
+        tk.factorize_(model, rank, where=tk.everything)
     assert_untouched(model, before)
 
 
 def test_already_factorized_layers_are_kept_unless_reranked() -> None:
     model = net()
     tk.factorize_(model, 0.5, where="3")
-    report = tk.factorize_(model, 0.25)
+    report = tk.factorize_(model, 0.25, where=tk.everything)
     assert reasons(report)["3"] == "already factorized (rank 16); pass rerank=True to change it"
     assert {spec.name: spec.rank["weight"] for spec in report.structure} == {"0": 4, "3": 16, "5": 2}
-    again = tk.factorize_(model, 0.1, rerank=True)
+    again = tk.factorize_(model, 0.1, where=tk.everything, rerank=True)
     assert {spec.name: spec.rank["weight"] for spec in again.structure} == {"0": 1, "3": 3, "5": 1}
 
 
 def test_schemes_by_pattern_and_for_what_they_suit() -> None:
     model = nn.Sequential(nn.Conv2d(16, 16, 3), nn.Conv2d(16, 16, 1), nn.Linear(16, 16))
-    structure = tk.choose(model, 0.25, scheme="tucker2")
+    structure = tk.choose(model, 0.25, tk.everything, scheme="tucker2")
     assert [spec.scheme for spec in structure] == ["tucker2", "tucker2", "uv"]
     assert structure["0"].rank == {"out": 4, "in": 4}
-    report = tk.factorize_(copy.deepcopy(model), 0.25, scheme="separable")
+    report = tk.factorize_(copy.deepcopy(model), 0.25, tk.everything, scheme="separable")
     assert "separable scheme needs" in reasons(report)["1"]
-    mixed = tk.choose(model, 0.25, scheme={"0": "1x1-kxk"})
+    mixed = tk.choose(model, 0.25, tk.everything, scheme={"0": "1x1-kxk"})
     assert [spec.scheme for spec in mixed] == ["1x1-kxk", "kxk-1x1", "uv"]
 
 
@@ -347,13 +350,13 @@ def test_bad_options(options: dict, message: str) -> None:
 
 def test_a_budget_refuses_schemes_it_cannot_price() -> None:
     with pytest.raises(RankError, match="a budget cannot price the scheme 'tucker2' of '0'"):
-        tk.choose(net(), tk.ranks.Budget(params=0.5), scheme="tucker2")
+        tk.choose(net(), tk.ranks.Budget(params=0.5), tk.everything, scheme="tucker2")
 
 
 @pytest.mark.parametrize("unit", ["params", "macs", "bytes"])
 def test_a_budget_holds_for_the_whole_model(unit: str) -> None:
     model = net()
-    report = tk.factorize_(model, tk.ranks.Budget(**{unit: 0.5}), example_input=X)
+    report = tk.factorize_(model, tk.ranks.Budget(**{unit: 0.5}), tk.everything, example_input=X)
     before, after = {
         "params": (report.params_before, report.params),
         "macs": (report.macs_before, report.macs),
@@ -365,7 +368,7 @@ def test_a_budget_holds_for_the_whole_model(unit: str) -> None:
 def test_a_module_used_in_two_places_is_replaced_in_both() -> None:
     shared = nn.Linear(16, 16)
     model = nn.ModuleDict({"a": shared, "b": nn.Sequential(shared), "c": nn.Linear(16, 16)})
-    tk.factorize_(model, 0.25)
+    tk.factorize_(model, 0.25, where="*")
     assert isinstance(model["a"], Factorized)
     assert model["a"] is model["b"][0]
     assert [spec.name for spec in tk.structure_of(model)] == ["a", "c"]
@@ -377,9 +380,9 @@ def test_a_module_used_in_two_places_is_replaced_in_both() -> None:
 def test_meta_models_have_shapes_to_choose_by_but_no_values() -> None:
     with torch.device("meta"):
         model = net()
-    assert len(tk.choose(model, 0.25)) == 3
+    assert len(tk.choose(model, 0.25, tk.everything)) == 3
     with pytest.raises(LayerError, match="'0' is on the meta device and has no values to decompose"):
-        tk.choose(model, "stable")
+        tk.choose(model, "stable", tk.everything)
 
 
 @pytest.mark.parametrize(

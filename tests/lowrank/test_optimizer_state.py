@@ -173,7 +173,7 @@ def test_second_moments_lie_between_uncorrelated_and_correlated() -> None:
             "exp_avg": gradients.mean(0),
             "exp_avg_sq": gradients.square().mean(0),
         }
-        swaps = build_swaps(model, tk.choose(model, tk.ranks.Fixed(1)))
+        swaps = build_swaps(model, tk.choose(model, tk.ranks.Fixed(1), where="0"))
         fill_(swaps, decomposer("exact"))
         commit_(model, swaps)
         carry_(model, optimizer, swaps, "projected")

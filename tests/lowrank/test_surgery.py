@@ -62,7 +62,7 @@ def test_factorize_and_densify_is_the_best_approximation(ratio: float, seed: int
 
 def test_apply_goes_from_any_structure_to_any_other() -> None:
     model = net()
-    half, quarter = tk.choose(model, 0.5), tk.choose(model, 0.25, where=["0", "4"])
+    half, quarter = tk.choose(model, 0.5, tk.everything), tk.choose(model, 0.25, where=["0", "4"])
     dense_again = copy.deepcopy(model)
     tk.apply_(model, half)
     assert tk.structure_of(model) == half
@@ -82,7 +82,7 @@ def test_apply_goes_from_any_structure_to_any_other() -> None:
 
 def test_applying_what_is_there_touches_nothing() -> None:
     model = net()
-    tk.factorize_(model, 0.5)
+    tk.factorize_(model, 0.5, where=tk.everything)
     modules, parameters = list(model), [id(p) for p in model.parameters()]
     assert tk.apply_(model, tk.structure_of(model)) == {}
     assert list(model) == modules
@@ -91,8 +91,8 @@ def test_applying_what_is_there_touches_nothing() -> None:
 
 def test_re_ranking_upwards_leaves_no_dead_direction() -> None:
     model = nn.Sequential(nn.Linear(16, 16))
-    tk.factorize_(model, 2)
-    tk.factorize_(model, 6, rerank=True)
+    tk.factorize_(model, 2, where="0")
+    tk.factorize_(model, 6, where="0", rerank=True)
     model(torch.randn(8, 16)).square().sum().backward()
     layer = model[0]
     moving = (layer.u.weight.grad.norm(dim=0) > 0) | (layer.v.weight.grad.norm(dim=1) > 0)
@@ -140,14 +140,14 @@ def test_a_failure_in_the_middle_leaves_the_model_as_it_was(monkeypatch: pytest.
 
     monkeypatch.setitem(surgery.DECOMPOSERS, "exact", third_time_unlucky)
     with pytest.raises(MemoryError):
-        tk.factorize_(model, 0.5)
+        tk.factorize_(model, 0.5, where=tk.everything)
     assert len(calls) == 3
     assert list(model) == modules
 
 
 def test_parametrized_layers_cannot_be_forced_by_a_structure() -> None:
     model = nn.Sequential(nn.Linear(8, 8))
-    structure = tk.choose(model, 0.25)
+    structure = tk.choose(model, 0.25, where="0")
     nn.utils.parametrizations.weight_norm(model[0])
     with pytest.raises(
         (LayerError, StructureError), match="layer '0' cannot be factorized: its weight is param"
@@ -163,14 +163,14 @@ def test_densify_without_factors() -> None:
 def test_randomized_svd_is_close() -> None:
     model, other = net(), None
     other = copy.deepcopy(model)
-    exact_errors = [layer.error for layer in tk.factorize_(model, 0.5).layers]
-    errors = [layer.error for layer in tk.factorize_(other, 0.5, svd="randomized").layers]
+    exact_errors = [layer.error for layer in tk.factorize_(model, 0.5, tk.everything).layers]
+    errors = [layer.error for layer in tk.factorize_(other, 0.5, tk.everything, svd="randomized").layers]
     assert errors == pytest.approx(exact_errors, rel=0.02)
 
 
 def test_training_goes_on() -> None:
     model = net()
-    tk.factorize_(model, 0.5)
+    tk.factorize_(model, 0.5, where=tk.everything)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     losses = []
     for _ in range(15):
@@ -191,12 +191,12 @@ def test_a_structure_without_the_tie_does_not_untie(layers: list[str], factorize
     model = copy.deepcopy(untied)
     model[1].weight = model[0].weight
     if factorized:
-        tk.factorize_(model, 0.5)
+        tk.factorize_(model, 0.5, where="*")
     modules = list(model)
     with pytest.raises(StructureError, match="shares its weight with '[01]' in this model, but not in the"):
         tk.apply_(model, structure)
     assert list(model) == modules
-    tk.apply_(model, tk.choose(model, 0.25, rerank=True))
+    tk.apply_(model, tk.choose(model, 0.25, where="*", rerank=True))
     assert model[0].u.weight is model[1].u.weight
     tk.apply_(model, Structure())
     assert model[0].weight is model[1].weight

@@ -165,8 +165,10 @@ def test_by_default_the_tied_decoder_stays_dense_and_says_why(network: Network) 
     assert named(model, decoder).weight is named(model, table).weight
     (left,) = [layer for layer in report.left_dense if layer.name == decoder]
     assert left.reason is not None
-    assert left.reason.startswith("shares its weight with")
-    assert "which stays dense" in left.reason
+    assert left.reason.startswith("the output layer stays dense by default")
+    (left,) = [layer for layer in report.left_dense if layer.name == table]
+    assert left.reason is not None
+    assert left.reason.startswith("an embedding stays dense by default")
 
 
 @every_network
@@ -325,7 +327,7 @@ def test_a_quantized_linear_stays_dense_with_a_reason() -> None:
     model, x = digits_model(), torch.randn(5, 64)
     quantize_(model, filter_fn=lambda module, name: name == "0")
     quantized = model[0]
-    report = tk.factorize_(model, rank=0.5)
+    report = tk.factorize_(model, rank=0.5, where="*")
     assert [layer.name for layer in report.factorized] == ["2"]
     assert "not a plain float tensor" in (report.left_dense[0].reason or "")
     assert model[0] is quantized

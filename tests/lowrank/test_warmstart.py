@@ -88,7 +88,7 @@ def test_a_failed_switch_leaves_model_and_optimizer_as_they_were() -> None:
     with torch.no_grad():
         model[2].weight[0, 0] = float("nan")
     modules, state = list(model.modules()), copy.deepcopy(optimizer.state_dict())
-    warm = tk.WarmStart(rank=0.25, warmup=0)
+    warm = tk.WarmStart(rank=0.25, warmup=0, where="2")
     with pytest.raises(LayerError, match="weight of '2' contains NaN"):
         warm(model, optimizer, epoch=0)
     assert list(model.modules()) == modules
@@ -101,7 +101,7 @@ def test_a_switch_that_fails_late_is_undone() -> None:
     optimizer = AdamW(model.parameters())
     epoch_of(model, optimizer, 0)
     modules, state = list(model.modules()), copy.deepcopy(optimizer.state_dict())
-    warm = tk.WarmStart(rank=0.25, warmup=0, state="calibrated")
+    warm = tk.WarmStart(rank=0.25, warmup=0, where="2", state="calibrated")
     with pytest.raises(UsageError, match="needs gradients="):
         warm(model, optimizer, epoch=0)  # the layers were in place already
     assert list(model.modules()) == modules
@@ -168,6 +168,7 @@ def test_stable_rank_by_power_iteration() -> None:
     assert stable_rank(torch.zeros(3, 3)) == 1.0
 
 
+@pytest.mark.filterwarnings("ignore:no layer becomes low-rank:takifugu.errors.TakifuguWarning")
 def test_auto_switches_when_the_stable_ranks_have_settled() -> None:
     model = net()
     optimizer = SGD(model.parameters(), lr=0.05)
@@ -248,7 +249,7 @@ def test_mistakes_show_before_training(make, error: type[Exception], message: st
 def test_counting_in_one_unit() -> None:
     model = net()
     optimizer = SGD(model.parameters(), lr=0.1)
-    warm = tk.WarmStart(warmup=5)
+    warm = tk.WarmStart(warmup=5, where="2")
     with pytest.raises(UsageError, match="either epoch= or step="):
         warm(model, optimizer)
     warm(model, optimizer, epoch=0)

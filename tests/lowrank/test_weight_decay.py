@@ -56,7 +56,7 @@ class Largest(TorchDispatchMode):
 
 def test_nothing_as_large_as_the_product_is_formed() -> None:
     model = nn.Sequential(nn.Linear(2000, 1500))
-    tk.factorize_(model, rank=4)
+    tk.factorize_(model, rank=4, where="0")
     model(torch.randn(2, 2000)).sum().backward()
     with Largest() as seen:
         FrobeniusDecay(0.1).add_(model)
@@ -66,7 +66,7 @@ def test_nothing_as_large_as_the_product_is_formed() -> None:
 def test_tied_layers_are_decayed_once() -> None:
     model = nn.Sequential(nn.Linear(12, 12), nn.Linear(12, 12))
     model[1].weight = model[0].weight
-    tk.factorize_(model, rank=3)
+    tk.factorize_(model, rank=3, where="*")
     model(torch.randn(2, 12)).sum().backward()
     u = model[0].u.weight
     before = u.grad.clone()

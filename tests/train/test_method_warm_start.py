@@ -73,6 +73,8 @@ def test_stages_may_lead_back_to_dense() -> None:
     assert len(tk.structure_of(run.model)) == 0
 
 
+# After so few steps the stable ranks are near the full ones, and all layers may stay dense.
+@pytest.mark.filterwarnings("ignore:no layer becomes low-rank:takifugu.errors.TakifuguWarning")
 @pytest.mark.parametrize("kind", ["sgd", "adamw"])
 @pytest.mark.parametrize("stop", [1, 3], ids=["before the switch", "after it"])
 def test_a_run_goes_on_bit_for_bit(kind: str, stop: int) -> None:

@@ -35,6 +35,7 @@ parts = 2
 [workload]
 model = "takifugu.zoo.small:mlp"
 model_options = { width = 24, depth = 1 }
+low_rank = ["1"]
 data = "digits"
 limit = 500
 partition = { kind = "dirichlet", alpha = 1.0 }

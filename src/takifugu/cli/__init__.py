@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from enum import IntEnum
@@ -31,6 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from takifugu.cli.app import app
     from takifugu.errors import InternalError, TakifuguError
 
+    warnings.formatwarning = _formatted
     # Newer releases of typer carry a click of their own, older ones use the installed one.
     click_error: Any = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
     try:
@@ -63,6 +65,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if code == Exit.INTERRUPTED:
         _say("interrupted", Exit.INTERRUPTED)
     return code
+
+
+def _formatted(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
+    """Return a warning of ours without the line of source it comes from, which says nothing to a user."""
+    from takifugu.errors import TakifuguWarning
+
+    if issubclass(category, TakifuguWarning):
+        return f"takifugu: warning: {message}\n"
+    return _usual_format(message, category, filename, lineno, line)
+
+
+_usual_format = warnings.formatwarning
 
 
 def _drop_stdout() -> None:

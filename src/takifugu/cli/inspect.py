@@ -25,9 +25,12 @@ def inspect(
     ] = "0.25",
     where: Annotated[
         list[str] | None,
-        typer.Option(help="Layer-name pattern, repeatable. Default: the paper's choice for zoo networks."),
+        typer.Option(
+            help="Layer-name pattern, repeatable. Default: the paper's choice for zoo networks, else all "
+            "layers but the first, the last and embeddings."
+        ),
     ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="All layers, also of a zoo network.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="All layers, embeddings included.")] = False,
     scheme: Annotated[
         str | None,
         typer.Option(help="Conv scheme: kxk-1x1, 1x1-kxk, tucker2, separable, fastest."),
@@ -43,6 +46,7 @@ def inspect(
 
     from takifugu.cli.target import resolve
     from takifugu.lowrank.checkpoint import load
+    from takifugu.lowrank.default_layers import everything as all_layers
     from takifugu.lowrank.spectra import spectra
     from takifugu.lowrank.surgery import densify_, factorize_, structure_of
 
@@ -53,7 +57,7 @@ def inspect(
         load(weights, model)
         if not structure_of(model).is_dense:
             densify_(model)
-    chosen: Any = where if where else None if everything else found.where
+    chosen: Any = where if where else all_layers if everything else found.where
     talk = sys.stderr if not as_json and sys.stderr.isatty() else None
     curves = spectra(model, chosen, lambda name: _progress(talk, f"decomposing {name}"))
     _progress(talk, "factorizing")

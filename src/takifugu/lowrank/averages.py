@@ -18,7 +18,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from takifugu.errors import UsageError
 from takifugu.lowrank.decompose import Decomposer, Factors
-from takifugu.lowrank.frames import Wrap, is_sharded
+from takifugu.lowrank.frames import Wrap, is_sharded, wrapped_again
 from takifugu.lowrank.snapshot import Snapshot
 from takifugu.lowrank.surgery import Swap, build_swaps, commit_
 from takifugu.lowrank.together import Alone
@@ -59,13 +59,13 @@ class Average:
     def __init__(self, ema: nn.Module, wrap: Wrap | None) -> None:
         self.outer = ema if isinstance(ema, AveragedModel) else None
         inner: nn.Module = ema.module if isinstance(ema, AveragedModel) else ema
-        self.wrap = wrap if isinstance(inner, DistributedDataParallel) else None
+        self.wrap, self.old = wrap, inner if isinstance(inner, DistributedDataParallel) else None
         self.module: nn.Module = inner.module if isinstance(inner, DistributedDataParallel) else inner
         if is_sharded(self.module):
             raise UsageError(
                 "an average that is sharded by fully_shard is not supported; average whole weights"
             )
-        if self.wrap is not None and self.outer is None:
+        if self.old is not None and self.outer is None:
             raise UsageError("the average is wrapped in DistributedDataParallel; pass ema.module")
         self.swaps: Iterable[Swap] = ()
         self._before: Snapshot | None = None
@@ -86,8 +86,8 @@ class Average:
     def change_(self) -> None:
         self._before = Snapshot(self.module if self.outer is None else self.outer)
         commit_(self.module, list(self.swaps))
-        if self.outer is not None and self.wrap is not None:
-            self.outer.module = self.wrap(self.module)
+        if self.outer is not None and self.old is not None:
+            self.outer.module = wrapped_again(self.old, self.module, self.wrap)
 
     def restore_(self) -> None:
         """Undo `change_`, also one that failed half way."""

@@ -126,7 +126,7 @@ def find(model: nn.Module, where: Where) -> list[Candidate]:
     patterns = _patterns(where)
     everything = [name for name, _ in model.named_modules() if name]
     for pattern in patterns:
-        if any(_matches(name, pattern) for name in names):
+        if any(matches(name, pattern) for name in names):
             continue
         if isinstance(pattern, str):
             raise UsageError(_no_match(model, pattern, names, everything))
@@ -134,7 +134,7 @@ def find(model: nn.Module, where: Where) -> list[Candidate]:
             f"where=re.compile({pattern.pattern!r}) matches no whole name of a layer that can be factorized "
             f"(they are named like {', '.join(map(repr, names[:3]))})"
         )
-    return [c for c in known if any(_matches(c.name, pattern) for pattern in patterns)]
+    return [c for c in known if any(matches(c.name, pattern) for pattern in patterns)]
 
 
 def check_where(where: Any) -> None:
@@ -183,7 +183,7 @@ def _text(pattern: Any) -> Any:
     return pattern.pattern if isinstance(pattern, re.Pattern) else pattern
 
 
-def _matches(name: str, pattern: str | re.Pattern[str]) -> bool:
+def matches(name: str, pattern: str | re.Pattern[str]) -> bool:
     """Both kinds of patterns match the whole name."""
     if isinstance(pattern, str):
         return fnmatch.fnmatchcase(name, pattern)

@@ -7,9 +7,10 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -18,12 +19,24 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from takifugu.errors import LayerError, RankError, UsageError, near_misses
-from takifugu.lowrank import probe
+from takifugu.lowrank import default_layers, probe
 from takifugu.lowrank.candidates import Candidate, Verdict, Where, find, refusal, sharers, walk
+from takifugu.lowrank.coverage import warn_if_little
 from takifugu.lowrank.decompose import singular_values
 from takifugu.lowrank.factorized import Factorized, Unfolding
 from takifugu.lowrank.layers import SCHEMES
-from takifugu.lowrank.ranks import Budget, Matrix, RankRule, Spectrum, Unit, rule_for
+from takifugu.lowrank.ranks import (
+    Budget,
+    ByPattern,
+    Fixed,
+    Matrix,
+    RankRule,
+    Spectrum,
+    Unit,
+    rule_for,
+    rule_of,
+    with_least,
+)
 from takifugu.lowrank.speed import fastest
 from takifugu.structure import LayerSpec, Structure
 
@@ -52,6 +65,7 @@ def choose(
         example_input=example_input,
         only_if_faster=only_if_faster,
     )
+    warn_if_little(model, verdicts, where, stacklevel=2)
     return structure_from(model, verdicts)
 
 
@@ -90,16 +104,22 @@ def survey(
     rule = rule_for(rank)
     check_examples(example_input, only_if_faster)
     example = only_if_faster if only_if_faster is not None else example_input
-    candidates = find(model, where)
+    default = where is None and not force
+    candidates = default_layers.all_candidates(model) if default else find(model, where)
     schemes = _schemes(candidates, scheme)
     if FASTEST in schemes.values() and example is None:
         raise UsageError('scheme="fastest" measures on an example; pass example_input= as well')
 
-    open_, settled, ties = _sort_out(model, candidates, schemes, force=force, rerank=rerank)
+    if default:
+        open_, settled, ties = _sort_out_default(model, candidates, schemes, rule, example, rerank)
+    else:
+        open_, settled, ties = _sort_out(model, candidates, schemes, force=force, rerank=rerank)
+    _check_patterns(rule, settled, {*open_, *ties})
+    least = default_layers.LEAST_RANK if default else 1
     macs = _count_macs(model, open_, ties, example) if _counts_macs(rule) else _Macs()
     variants: dict[str, list[Verdict]] = {candidate.name: [] for candidate in open_}
     for wanted in _passes(open_, schemes):
-        for verdict in _ranked(model, open_, wanted, rule, macs, force):
+        for verdict in _ranked(model, open_, wanted, rule, macs, force, least):
             if verdict not in variants[verdict.name]:
                 variants[verdict.name].append(verdict)
     measure = only_if_faster is not None or FASTEST in schemes.values()
@@ -151,6 +171,55 @@ def check_schemes(wish: str | Mapping[str, str] | None) -> Mapping[str, str]:
     return by_pattern
 
 
+Sorted = tuple[list[Candidate], dict[str, Verdict], dict[Candidate, str]]
+"""Open candidates, those settled as they are, and those tied to an open one."""
+
+
+def _sort_out_default(
+    model: nn.Module,
+    candidates: Sequence[Candidate],
+    schemes: Mapping[str, str],
+    rule: RankRule,
+    example: Any,
+    rerank: bool,
+) -> Sorted:
+    """Sort out the candidates by the rule of `where=None`; see `default_layers`."""
+    # A rank for one layer by its full name is as explicit as where= is.
+    named = set(rule.rules) if isinstance(rule, ByPattern) else set()
+    kept = {candidate.name: default_layers.EMBEDDING for candidate in default_layers.embeddings(candidates)}
+    first, last = default_layers.ends(model, candidates, example)
+    if last is not None:
+        kept[last] = default_layers.OUTPUT
+    kept = {name: reason for name, reason in kept.items() if name not in named}
+
+    def sort_out(kept: Mapping[str, str]) -> Sorted:
+        return _sort_out(model, candidates, schemes, kept=kept, force=False, rerank=rerank)
+
+    sorted_out = sort_out(kept)
+    if first is None or first == last or first in named:
+        return sorted_out
+    without_first = sort_out({**kept, first: default_layers.FIRST})
+    open_, settled, _ = without_first
+    remains = open_ or any(
+        isinstance(v.candidate.module, Factorized) and name not in (first, last)
+        for name, v in settled.items()
+    )
+    return without_first if remains else sorted_out
+
+
+def _check_patterns(rule: RankRule, settled: Mapping[str, Verdict], others: Collection[Candidate]) -> None:
+    """Raise `RankError` for a rank pattern that matches only layers which stay as they are."""
+    for pattern in rule.rules if isinstance(rule, ByPattern) else ():
+        if any(fnmatch.fnmatchcase(candidate.name, pattern) for candidate in others):
+            continue
+        for name, verdict in settled.items():
+            if fnmatch.fnmatchcase(name, pattern):
+                raise RankError(
+                    f"rank pattern {pattern!r} matches only layers that stay as they are; {name!r}: "
+                    f"{verdict.reason}"
+                )
+
+
 def _sort_out(
     model: nn.Module,
     candidates: Sequence[Candidate],
@@ -158,13 +227,16 @@ def _sort_out(
     *,
     force: bool,
     rerank: bool,
-) -> tuple[list[Candidate], dict[str, Verdict], dict[Candidate, str]]:
-    """Splits the candidates: open ones, those settled as they are, and those tied to an open one."""
+    kept: Mapping[str, str] = MappingProxyType({}),
+) -> Sorted:
+    """Split the candidates. `kept` gives the reasons of those that the default rule leaves dense."""
     open_: list[Candidate] = []
     settled: dict[str, Verdict] = {}
     for candidate in candidates:
         scheme = schemes[candidate.name]
         reason = refusal(candidate, candidate.layer.schemes[0] if scheme == FASTEST else scheme)
+        if reason is None and candidate.name in kept:
+            reason = default_layers.reason_for(candidate, kept[candidate.name])
         if reason is None and isinstance(candidate.module, Factorized) and not rerank:
             ranks = ", ".join(map(str, dict.fromkeys(candidate.module.rank.values())))
             reason = f"already factorized (rank {ranks}); pass rerank=True to change it"
@@ -245,7 +317,9 @@ def _ranked(
     rule: RankRule,
     macs: _Macs,
     force: bool,
+    least: int,
 ) -> list[Verdict]:
+    """Ask the rule. `least` is the smallest rank that it may give; explicit integers are honoured."""
     verdicts: list[Verdict] = []
     matrices: list[Matrix] = []
     members: list[tuple[Candidate, list[Unfolding]]] = []
@@ -261,10 +335,16 @@ def _ranked(
                 f"a budget cannot price the scheme {schemes[candidate.name]!r} of '{candidate.name}'; "
                 "use the default scheme, or another rank rule"
             )
+        own = [_matrix(candidate, unfolding, macs) for unfolding in unfoldings]
+        price = rule_of(rule, candidate.name)
+        if isinstance(price, Budget) and not all(price.affords(matrix, least) for matrix in own):
+            reason = f"factors of rank {least} would cost more than the dense weight{_BELOW_LEAST}"
+            verdicts.append(Verdict(candidate, schemes[candidate.name], reason=reason))
+            continue
         members.append((candidate, unfoldings))
-        matrices += [_matrix(candidate, unfolding, macs) for unfolding in unfoldings]
+        matrices += own
 
-    ranks = iter(rule(matrices, _rest(model, [c for c, _ in members], macs)))
+    ranks = iter(with_least(rule, least)(matrices, _rest(model, [c for c, _ in members], macs)))
     by_matrix = {(matrix.layer, matrix.name): matrix for matrix in matrices}
     for candidate, unfoldings in members:
         given = {unfolding.name: next(ranks) for unfolding in unfoldings}
@@ -279,8 +359,16 @@ def _ranked(
                 raise RankError(
                     f"rank {count} is not within 1..{matrix.limit} for {matrix.label}; correct the rule"
                 )
+        smallest = min(chosen.values())
+        if smallest < least and not isinstance(rule_of(rule, candidate.name), Fixed):
+            reason = f"its rank would be {smallest}, below {least}{_BELOW_LEAST}"
+            verdicts.append(Verdict(candidate, scheme, reason=reason))
+            continue
         verdicts.append(_unless_it_costs_more(candidate, scheme, chosen, force))
     return verdicts
+
+
+_BELOW_LEAST = "; give an int as rank, or pass where= or force=True"
 
 
 def _unless_it_costs_more(candidate: Candidate, scheme: str, rank: dict[str, int], force: bool) -> Verdict:
@@ -391,9 +479,16 @@ def _rows_looked_up(model: nn.Module, names: Sequence[str], example: Any) -> dic
     return found
 
 
+def _own_weights(candidate: Candidate) -> list[nn.Parameter]:
+    """Return the parameters of the model that a choice of rank replaces."""
+    if isinstance(candidate.module, Factorized):
+        return candidate.module.factor_parameters()
+    return list(candidate.layer.weights_of(candidate.module).values())
+
+
 def _rest(model: nn.Module, open_: Sequence[Candidate], macs: _Macs) -> dict[Unit, float]:
     """What everything costs that is not up for choice."""
-    weights = [w for c in open_ for w in c.layer.weights_of(c.dense).values()]
+    weights = [w for c in open_ for w in _own_weights(c)]
     all_ = [parameter for parameter in model.parameters() if not is_lazy(parameter)]
     chosen_macs = sum(
         macs.per_parameter.get(c.name, 0.0) * sum(w.numel() for w in c.layer.weights_of(c.dense).values())

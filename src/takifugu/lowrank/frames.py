@@ -7,22 +7,25 @@ the way, model and optimizer are as they were.
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+import torch
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from takifugu.errors import UsageError
+from takifugu.lowrank import ddp
 from takifugu.lowrank.optimizer_state import Gradients, StateReport, carry_
 from takifugu.lowrank.snapshot import Snapshot
 from takifugu.lowrank.surgery import Swap, commit_
 from takifugu.lowrank.together import Alone, Together
 
 Wrap = Callable[[nn.Module], nn.Module]
-"""Takes the plain model, returns it wrapped: `DistributedDataParallel`, `fully_shard`, or the user's own."""
+"""Takes the plain model, returns it wrapped: `fully_shard`, or a function of the user's."""
 
 
 class CommunicationHook(Protocol):
@@ -63,17 +66,22 @@ class Bare:
 
 
 class Replicated(Bare):
-    """In DistributedDataParallel, which knows the parameters it was built with: it is built anew."""
+    """In DistributedDataParallel, which knows the parameters it was built with: it is built anew.
 
-    def __init__(self, model: DistributedDataParallel, wrap: Wrap, hook: CommunicationHook | None) -> None:
+    Without `wrap` the new wrapper gets the old one's options and communication hook.
+    """
+
+    def __init__(
+        self, model: DistributedDataParallel, wrap: Wrap | None, hook: CommunicationHook | None
+    ) -> None:
         super().__init__(model)
-        self.module = model.module
+        self.old, self.module = model, model.module
         self.wrap, self.hook = wrap, hook
         if distributed.get_world_size(model.process_group) > 1:
             self.crew = Together(model.process_group)
 
     def _rebuilt(self) -> nn.Module:
-        rebuilt = self.wrap(self.module)
+        rebuilt = wrapped_again(self.old, self.module, self.wrap, carries_hook=self.hook is None)
         if self.hook is not None:
             self.hook.attach_(rebuilt)
         return rebuilt
@@ -142,11 +150,8 @@ def is_sharded(model: nn.Module) -> bool:
 def check_frame(model: nn.Module, wrap: Wrap | None, hook: CommunicationHook | None = None) -> None:
     """An error if what the model stands in could not be built anew."""
     if isinstance(model, DistributedDataParallel):
-        if wrap is None:
-            raise UsageError(
-                "the model is wrapped in DistributedDataParallel; give WarmStart wrap=, which wraps "
-                "it again, such as wrap=DistributedDataParallel"
-            )
+        if _carries_options(wrap):
+            ddp.check_rebuildable(model, carries_hook=hook is None)
     elif hook is not None:
         raise UsageError(
             "hook= is attached to DistributedDataParallel, but the model is not wrapped in it; "
@@ -161,11 +166,47 @@ def check_frame(model: nn.Module, wrap: Wrap | None, hook: CommunicationHook | N
 
 def frame_of(model: nn.Module, wrap: Wrap | None, hook: CommunicationHook | None = None) -> Bare:
     check_frame(model, wrap, hook)
-    if wrap is not None and isinstance(model, DistributedDataParallel):
+    if isinstance(model, DistributedDataParallel):
         return Replicated(model, wrap, hook)
     if wrap is not None and is_sharded(model):
         return Sharded(model, wrap)
     return Bare(model)
+
+
+def wrapped_again(
+    old: DistributedDataParallel, module: nn.Module, wrap: Wrap | None, *, carries_hook: bool = False
+) -> nn.Module:
+    """Return the module in a new DistributedDataParallel: by `wrap`, or with the old one's options."""
+    if wrap is None or _carries_options(wrap):
+        rebuilt: nn.Module = ddp.rebuilt(old, module, carries_hook=carries_hook)
+        return rebuilt
+    return wrap(module)
+
+
+def _carries_options(wrap: Wrap | None) -> bool:
+    """Return whether DistributedDataParallel is rebuilt with its own options.
+
+    Also if `wrap` is the bare class, which would drop all of them.
+    """
+    return wrap is None or wrap is DistributedDataParallel
+
+
+_RETIRED = (
+    "this is the model from before the switch, whose wrapper does not know the new parameters; go on with "
+    "the model that WarmStart returned: model = warm(model, optimizer, ...)"
+)
+
+
+def retire_(model: nn.Module) -> None:
+    """Make the model raise if it is trained on: its wrapper does not know the new parameters."""
+
+    def refuse(module: nn.Module, args: Any) -> None:
+        if module.training and torch.is_grad_enabled():
+            raise UsageError(_RETIRED)
+
+    # The new wrapper shares the dict, so that handles of the user's hooks keep working.
+    model._forward_pre_hooks = copy.copy(model._forward_pre_hooks)
+    model.register_forward_pre_hook(refuse, prepend=True)
 
 
 class _Undo:

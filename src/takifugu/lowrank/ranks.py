@@ -15,7 +15,7 @@ import numbers
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -195,7 +195,7 @@ class Budget(RankRule):
     """A total for the whole model, in parameters, MACs or bytes, spread where it keeps most.
 
     An int is an amount, a float in (0, 1] a share of what the dense model costs. Every matrix starts
-    at rank 1; then the rank that keeps the largest share of its layer's energy per unit of cost is
+    at rank `least`; then the rank that keeps the largest share of its layer's energy per unit of cost is
     added, again and again. A matrix whose factors reach the dense weight's cost may go dense.
     """
 
@@ -203,9 +203,10 @@ class Budget(RankRule):
     macs: float | None = None
     bytes: float | None = None
     multiple: int = 1
+    least: int = 1
 
     def __post_init__(self) -> None:
-        given = {unit: v for unit, v in vars(self).items() if unit != "multiple" and v is not None}
+        given = {unit: v for unit in ("params", "macs", "bytes") if (v := getattr(self, unit)) is not None}
         if len(given) != 1:
             raise RankError("a budget takes exactly one of params=, macs= or bytes=")
         (unit, amount), *_ = given.items()
@@ -214,6 +215,17 @@ class Budget(RankRule):
         if isinstance(amount, float) and amount > 1 and not amount.is_integer():
             raise RankError(f"budget {unit}={amount!r}: use an int for an amount, a float for a share")
         _check_multiple(self.multiple)
+        if isinstance(self.least, bool) or not isinstance(self.least, int) or self.least < 1:
+            raise RankError(f"least={self.least!r} must be a positive int")
+
+    def start(self, matrix: Matrix) -> int:
+        """Return the rank a matrix starts at: the first multiple from `least` on, at most the full rank."""
+        return min(-(-self.least // self.multiple) * self.multiple, matrix.limit)
+
+    def affords(self, matrix: Matrix, least: int) -> bool:
+        """Return whether factors of rank `least` exist and cost no more than the dense matrix."""
+        start = replace(self, least=max(self.least, least)).start(matrix)
+        return least == 1 or (start >= least and start * matrix.params_per_rank <= matrix.size)
 
     @property
     def unit(self) -> Unit:
@@ -224,12 +236,13 @@ class Budget(RankRule):
         price = [matrix.cost_per_rank(unit) for matrix in matrices]
         dense = [matrix.unit_cost[unit] * matrix.size for matrix in matrices]
         total = self._total(rest[unit] + sum(dense))
-        ranks = [min(self.multiple, matrix.limit) for matrix in matrices]
+        ranks = [self.start(matrix) for matrix in matrices]
         spent = rest[unit] + sum(cost * rank for cost, rank in zip(price, ranks, strict=True))
         if spent > total:
             raise RankError(
                 f"budget {unit}={total:,.0f} cannot be met: the rest of the model and the least ranks "
                 f"already need {spent:,.0f}; raise the budget, or let more layers take part with where="
+                + ("" if self.least == 1 else f" (by default the least rank is {self.least})")
             )
         energy = [_relative_energy(matrix) for matrix in matrices]
         # Factors that would cost more than the dense weight are never chosen.
@@ -318,6 +331,28 @@ class ByPattern(RankRule):
 
     def __repr__(self) -> str:
         return f"ByPattern({self.rules!r})"
+
+
+def rule_of(rule: RankRule, layer: str) -> RankRule | None:
+    """Return the rule that decides about this layer; None if no pattern matches it."""
+    if not isinstance(rule, ByPattern):
+        return rule
+    pattern = rule._pattern(layer)
+    return None if pattern is None else rule_of(rule.rules[pattern], layer)
+
+
+def follows_from_shapes(rule: RankRule) -> bool:
+    """Return whether the rule looks at shapes only, so that its ranks are known before training."""
+    if isinstance(rule, ByPattern):
+        return all(map(follows_from_shapes, rule.rules.values()))
+    return isinstance(rule, Ratio | Fixed)
+
+
+def with_least(rule: RankRule, least: int) -> RankRule:
+    """Return the rule with every budget's smallest rank raised to `least`."""
+    if isinstance(rule, ByPattern):
+        return ByPattern({pattern: with_least(part, least) for pattern, part in rule.rules.items()})
+    return replace(rule, least=max(rule.least, least)) if isinstance(rule, Budget) else rule
 
 
 _NAMED: dict[str, Callable[[], RankRule]] = {"stable": StableRank, "evbmf": EVBMF}

@@ -10,7 +10,8 @@ from typing import Any
 from torch import nn
 
 from takifugu.lowrank import probe
-from takifugu.lowrank.candidates import Verdict
+from takifugu.lowrank.candidates import Verdict, Where
+from takifugu.lowrank.experts import REASON, Experts, fused_experts
 from takifugu.lowrank.factorized import Factorized
 from takifugu.structure import Structure
 
@@ -166,14 +167,22 @@ class DensifyReport:
 
 
 def factor_report(
-    model: nn.Module, verdicts: Sequence[Verdict], structure: Structure, example: Any
+    model: nn.Module,
+    verdicts: Sequence[Verdict],
+    structure: Structure,
+    example: Any,
+    where: Where = None,
 ) -> FactorReport:
-    """The report as it stands before the change."""
-    macs = _macs(model, [verdict.name for verdict in verdicts], example)
+    """The report as it stands before the change. `where` is the user's: it may mean fused experts as well."""
+    experts = fused_experts(model, where)
+    macs = _macs(model, [*(v.name for v in verdicts), *(e.name for e in experts)], example)
     params, gradient_bytes = _sizes(model)
     return FactorReport(
         structure=structure,
-        layers=tuple(_layer(verdict, macs.get(verdict.name)) for verdict in verdicts),
+        layers=(
+            *(_layer(verdict, macs.get(verdict.name)) for verdict in verdicts),
+            *(_experts(part, macs.get(part.name)) for part in experts),
+        ),
         params_before=params,
         params=params,
         payload_bytes_before=_payload(model),
@@ -211,6 +220,24 @@ def _layer(verdict: Verdict, macs: int | None) -> LayerReport:
         tie=verdict.tie,
         dense_s=verdict.dense_s,
         factorized_s=verdict.factorized_s,
+    )
+
+
+def _experts(experts: Experts, macs: int | None) -> LayerReport:
+    params, gradient_bytes = _sizes(experts.module)
+    return LayerReport(
+        name=experts.name,
+        kind="experts",
+        scheme="",
+        shapes={name: tuple(weight.shape) for name, weight in experts.weights.items()},
+        rank=None,
+        reason=REASON,
+        params_before=params,
+        params=params,
+        gradient_bytes_before=gradient_bytes,
+        gradient_bytes=gradient_bytes,
+        macs_before=macs,
+        macs=macs,
     )
 
 

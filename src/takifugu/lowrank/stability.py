@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from takifugu.lowrank.candidates import Where, find, refusal
+from takifugu.lowrank.candidates import Where, refusal
+from takifugu.lowrank.default_layers import meant_layers
 from takifugu.lowrank.factorized import Factorized
 
 
@@ -26,9 +27,9 @@ class StableRanks:
         self.scales: dict[str, float] = {}
         self.history: list[dict[str, float]] = []
 
-    def observe(self, model: nn.Module, where: Where) -> None:
+    def observe(self, model: nn.Module, where: Where, example: Any = None, *, force: bool = False) -> None:
         seen: dict[str, float] = {}
-        for candidate in find(model, where):
+        for candidate in meant_layers(model, where, example, force=force):
             if isinstance(candidate.module, Factorized):
                 continue
             scheme = candidate.layer.schemes[0]

@@ -27,6 +27,7 @@ from takifugu.lowrank.candidates import (
     walk,
 )
 from takifugu.lowrank.choice import TIEABLE, checked_weights, present_structure, structure_from, survey
+from takifugu.lowrank.coverage import warn_if_little
 from takifugu.lowrank.decompose import DECOMPOSERS, Decomposer
 from takifugu.lowrank.factorized import Factorized
 from takifugu.lowrank.layers import kind_named
@@ -53,12 +54,16 @@ def factorize_(
     Args:
         rank: a ratio in (0, 1] of the full rank, an int, a rule of `takifugu.ranks`, or a dict from
             layer-name pattern to any of these.
-        where: which layers: a predicate `(name, module) -> bool`, one or several name patterns, or
-            None for every supported layer except Embedding.
+        where: which layers: a predicate `(name, module) -> bool`, one or several name patterns,
+            `tk.everything`, or None for the default: every supported layer except embeddings, the output
+            layer, the first layer if another one remains, and layers for which a ratio or a rule gives a
+            rank below 8. Output and first layer are the last and the first Linear or Conv, in execution
+            order if there is an `example_input`, else in registration order.
         scheme: how convolutions are split: "kxk-1x1" (the paper's, default), "1x1-kxk", "tucker2",
             "separable", "fastest" (measured on `example_input`), or a dict by pattern.
         svd: "exact", or "randomized" for layers many thousands wide.
-        force: also factorize what is frozen or would cost more than the dense weight.
+        force: also factorize what is frozen or would cost more than the dense weight; with `where=None`
+            every supported layer except embeddings.
         rerank: also give new ranks to layers that are factorized already.
         example_input: an input for the model (a tuple for several arguments, a dict for keywords):
             the report then counts MACs.
@@ -80,7 +85,8 @@ def factorize_(
     )
     structure = structure_from(model, verdicts)
     example = only_if_faster if only_if_faster is not None else example_input
-    report = factor_report(model, verdicts, structure, example)
+    warn_if_little(model, verdicts, where, stacklevel=2)
+    report = factor_report(model, verdicts, structure, example, where)
     swaps = build_swaps(model, structure)
     errors = fill_(swaps, decomposer(svd))
     with _trial(model, swaps):
@@ -223,7 +229,7 @@ def _factorized(spec: LayerSpec, old: nn.Module, leader: nn.Module | None) -> Sw
     dense = old.dense_shell(old.factor_parameters()[0].device) if isinstance(old, Factorized) else old
     new = layer.shell(dense, spec.scheme, spec.rank)
     new.train(old.training)
-    _adopt_hooks(new, old)
+    adopt_hooks(new, old)
     if leader is None:
         on_meta = new.factor_parameters()[0].device.type == "meta"
         return Swap(spec.name, old, new, None if on_meta else candidate)
@@ -246,7 +252,7 @@ def _densified(spec: LayerSpec, old: nn.Module, leader: Any) -> Swap:
     new = old.to_dense()
     if leader is not None:
         new.weight = leader.weight
-    _adopt_hooks(new, old)
+    adopt_hooks(new, old)
     return Swap(spec.name, old, new)
 
 
@@ -320,7 +326,7 @@ _HOOKS = (
 )
 
 
-def _adopt_hooks(new: nn.Module, old: nn.Module) -> None:
+def adopt_hooks(new: nn.Module, old: nn.Module) -> None:
     """The users' hooks move along; sharing the dicts keeps their handles working."""
     for attribute in _HOOKS:
         if hasattr(old, attribute):

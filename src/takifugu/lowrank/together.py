@@ -26,6 +26,8 @@ T = TypeVar("T")
 class Alone:
     """One process: nothing to agree on."""
 
+    rank = 0
+
     def agreed(self, make: Callable[[], Structure]) -> Structure:
         return make()
 

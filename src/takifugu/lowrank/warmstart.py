@@ -5,19 +5,22 @@
         model = warm(model, optimizer, epoch=epoch)
         ...
 
-One call per epoch (or per step). When a stage is due the model changes in place, the optimizer is
-mended in place, and a distributed wrapper is built anew through `wrap`.
+One call per epoch (or per step). When a stage is due the model changes in place and so do the optimizer's
+parameter groups and state. DistributedDataParallel is rebuilt with its own options and communication hook;
+a model sharded by `fully_shard` is sharded again through `wrap`.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
+from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from takifugu.errors import UsageError, near_misses
@@ -25,10 +28,20 @@ from takifugu.lowrank import unused_gradients
 from takifugu.lowrank.averages import Average, Remembered
 from takifugu.lowrank.candidates import Where, check_where, find, refuse_adapters, require_module
 from takifugu.lowrank.choice import check_examples, check_schemes, structure_from, survey
+from takifugu.lowrank.coverage import warn_if_little
 from takifugu.lowrank.factorized import Factorized
-from takifugu.lowrank.frames import Bare, CommunicationHook, Wrap, check_frame, frame_of, plain_view
+from takifugu.lowrank.frames import (
+    Bare,
+    CommunicationHook,
+    Wrap,
+    check_frame,
+    frame_of,
+    is_sharded,
+    plain_view,
+    retire_,
+)
 from takifugu.lowrank.optimizer_state import Gradients, StateReport, check_way, mendable
-from takifugu.lowrank.ranks import Fixed, StableRank, rule_for
+from takifugu.lowrank.ranks import Fixed, StableRank, follows_from_shapes, rule_for
 from takifugu.lowrank.report import FactorReport, factor_report
 from takifugu.lowrank.rewarm import Rewarm
 from takifugu.lowrank.stability import StableRanks
@@ -67,9 +80,11 @@ class WarmStart:
             `[(5, 0.5), (10, 0.25), (30, None)]`; None is back to dense.
         where, scheme, svd, force, example_input, only_if_faster: as for `factorize_`.
         state: what becomes of the optimizer's state, see `takifugu.lowrank.optimizer_state`.
-        wrap: builds the distributed wrapper anew from the plain model, such as `DistributedDataParallel` or
-            `fully_shard`. A sharded model comes back as a new object: use what the call returns.
-        hook: a communication hook, attached again to every new DistributedDataParallel.
+        wrap: takes the plain model and returns it wrapped; needed for `fully_shard`. DistributedDataParallel
+            needs none: it is rebuilt with the options it has. Either way the wrapper is a new object: use
+            what the call returns.
+        hook: a communication hook, attached again to every new DistributedDataParallel. Without it the
+            wrapper's own hook is registered again, if it keeps no state.
         rewarm: optimizer steps over which the learning rate comes back after each switch (a second warm-up,
             as large batches need), or a `Rewarm` that also says from which share of it.
     """
@@ -105,6 +120,7 @@ class WarmStart:
         self._seen: int | None = None
         self._low_rank = False  # what the last switch made of the model
         self._known: int | None = None  # id of the model that is known to be of that kind
+        self._retired: weakref.ref[nn.Module] | None = None  # the wrapper that the last switch replaced
 
     @property
     def switched(self) -> bool:
@@ -142,7 +158,8 @@ class WarmStart:
         self.rewarm.follow_(optimizer)
         unused_gradients.follow_(optimizer)
         if self.followed is not None and not self.switched and now != self._seen:
-            self.followed.observe(plain_view(model), self.where)
+            force = bool(self.options.get("force", False))
+            self.followed.observe(plain_view(model), self.where, self._example, force=force)
         self._seen = now  # a trainer that resumes within an epoch announces it a second time
         due = [s for s in range(self.done, len(self.stages)) if self._is_due(self.stages[s][0], now)]
         if not due:
@@ -170,7 +187,9 @@ class WarmStart:
                 return Structure()
             verdicts = survey(module, self._rule(rank), self.where, rerank=True, **self.options)
             structure = structure_from(module, verdicts)
-            report = factor_report(module, verdicts, structure, self._example)
+            if frame.crew.rank == 0:  # one warning, not one per process
+                warn_if_little(module, verdicts, self.where, stacklevel=4)
+            report = factor_report(module, verdicts, structure, self._example, self.where)
             return structure
 
         structure = frame.crew.agreed(chosen)
@@ -195,6 +214,9 @@ class WarmStart:
         except BaseException:
             undo.close()
             raise
+        if rebuilt is not frame.model:
+            retire_(frame.model)
+            self._retired = weakref.ref(frame.model)
         self.rewarm.begin_()
         self.done = stage + 1
         self._low_rank, self._known = not structure.is_dense, id(rebuilt)
@@ -206,11 +228,24 @@ class WarmStart:
         check_frame(model, self.wrap, self.hook)
         inner = model.module if isinstance(model, DistributedDataParallel) else model
         refuse_adapters(inner)
-        if not callable(self.where):  # a function may look at the weights of the moment
-            find(inner, self.where)
+        if callable(self.where):  # a function may look at the weights of the moment
+            return
+        find(inner, self.where)
+        if is_sharded(model) or "only_if_faster" in self.options or any(map(is_lazy, model.parameters())):
+            return
+        for _, rank in self.stages:
+            if rank is not None and follows_from_shapes(rule_for(rank)):
+                verdicts = survey(inner, rank, self.where, rerank=True, **self.options)
+                if not (isinstance(model, DistributedDataParallel) and distributed.get_rank()):
+                    warn_if_little(inner, verdicts, self.where, stacklevel=3)
 
     def _check_model(self, model: nn.Module) -> None:
         """A second model, or one that was not loaded before the states were, would stay dense silently."""
+        if self._retired is not None and self._retired() is model:
+            raise UsageError(
+                "WarmStart was called with the model from before the switch: the return value of the call "
+                "that switched was not used; write model = warm(model, optimizer, ...) and train that model"
+            )
         if not self._low_rank or id(model) == self._known:
             return
         if not any(isinstance(part, Factorized) for part in model.modules()):

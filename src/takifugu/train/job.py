@@ -107,7 +107,7 @@ def carry_out(
         module = models.build(
             recipe.model.name, recipe.model.options, task.model_options(), model_seed(recipe), "model.name"
         )
-        where = models.usual_where(recipe.model.name, module, recipe.model.low_rank)
+        where = models.usual_where(recipe.model.name, recipe.model.low_rank)
         board = processes.leader_only(lambda: stack.enter_context(_board(job)))
         log = _Log(folder, watch, board) if folder is not None else _silent
         training = Training(

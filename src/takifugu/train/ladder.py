@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.flop_counter import FlopCounterMode
 
 from takifugu.errors import UsageError
-from takifugu.lowrank.choice import choose
+from takifugu.lowrank.choice import choose, structure_from, survey
 from takifugu.lowrank.surgery import apply_
 from takifugu.structure import Structure
 
@@ -50,17 +50,36 @@ def ladder(
 ) -> tuple[Rung, ...]:
     """The dense model and one version for each rank ratio, from the largest to the smallest.
 
-    A ratio that gives the same structure as the one before it (or none at all) is dropped. `example` holds at
+    A ratio is dropped if its version is dense, or costs no less than the one before it. `example` holds at
     least one input; `batch` is the batch size that memory is estimated for; `optimizer_copies` says how many
     tensors the optimizer keeps for each parameter. The model is not touched.
     """
     check_ratios(ratios)
     rungs = [_rung(DENSE, model, Structure(), example, batch, optimizer_copies)]
     for ratio in sorted(set(map(float, ratios)), reverse=True):
-        structure = choose(model, ratio, where)
-        if structure.id != rungs[-1].structure.id and not structure.is_dense:
-            rungs.append(_rung(f"r{ratio:g}", model, structure, example, batch, optimizer_copies))
+        structure = _structure(model, ratio, where, example, warn=len(rungs) == 1)
+        if structure.id == rungs[-1].structure.id or structure.is_dense:
+            continue
+        rung = _rung(f"r{ratio:g}", model, structure, example, batch, optimizer_copies)
+        # By default layers whose rank falls below 8 stay dense, so a smaller ratio can make a larger model.
+        if not _dominated(rung, rungs[-1]):
+            rungs.append(rung)
     return tuple(rungs)
+
+
+def _dominated(rung: Rung, before: Rung) -> bool:
+    return (
+        rung.payload_bytes >= before.payload_bytes
+        and rung.train_flops_per_sample >= before.train_flops_per_sample
+    )
+
+
+def _structure(model: nn.Module, ratio: float, where: Any, example: Tensor, *, warn: bool) -> Structure:
+    """Return the version of this ratio. A warning for the largest one will do: smaller ones are dropped if
+    they make no difference."""
+    if warn:
+        return choose(model, ratio, where, example_input=example[:2])
+    return structure_from(model, survey(model, ratio, where, example_input=example[:2]))
 
 
 def optimizer_copies(kind: str, momentum: float = 0.0) -> int:

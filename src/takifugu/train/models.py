@@ -11,8 +11,6 @@ from torch import nn
 
 from takifugu import zoo
 from takifugu.errors import UsageError, near_misses
-from takifugu.lowrank.candidates import layer_of
-from takifugu.lowrank.layers import OPT_IN
 from takifugu.named import named
 from takifugu.zoo import registry
 
@@ -42,25 +40,12 @@ def build(
     return model
 
 
-def usual_where(name: str, model: nn.Module, patterns: Sequence[str] = ()) -> Any:
-    """The layers that go low-rank: the patterns', or the paper's choice for a zoo network, or all but
-    embeddings and the last Linear, which is as narrow as there are labels: a lower rank mixes them up.
-
-    The answer is the same for a layer that is low-rank already: it may change its rank, or decay.
-    """
+def usual_where(name: str, patterns: Sequence[str] = ()) -> Any:
+    """Return the layers that go low-rank: the patterns', or the paper's choice for a zoo network, or None for
+    the default rule of `where`."""
     if patterns:
         return list(patterns)
-    if name in zoo.names():
-        return zoo.where(name)
-    linear = [layer for layer, module in model.named_modules() if isinstance(module, nn.Linear)]
-    if not linear:
-        return None
-
-    def meant(name: str, module: nn.Module) -> bool:
-        layer = layer_of(module)
-        return name != linear[-1] and layer is not None and layer.kind not in OPT_IN
-
-    return meant
+    return zoo.where(name) if name in zoo.names() else None
 
 
 def check(name: str, field: str) -> None:

@@ -119,7 +119,7 @@ class Workload:
 
     def where(self, model: nn.Module) -> Any:
         """The layers that go low-rank; see `models.usual_where`."""
-        return models.usual_where(self.model, model, self.low_rank)
+        return models.usual_where(self.model, self.low_rank)
 
     def spec(self, device: str = "cpu") -> RoundSpec:
         return RoundSpec(self.batch_size, self.optimizer, device=device)

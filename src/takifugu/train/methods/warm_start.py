@@ -16,7 +16,7 @@ from takifugu.lowrank.candidates import Where, find
 from takifugu.lowrank.choice import choose
 from takifugu.lowrank.layers import SCHEMES
 from takifugu.lowrank.optimizer_state import check_way
-from takifugu.lowrank.ranks import ByPattern, Fixed, RankRule, Ratio, rule_for
+from takifugu.lowrank.ranks import follows_from_shapes, rule_for
 from takifugu.lowrank.rewarm import Rewarm
 from takifugu.lowrank.surgery import decomposer
 from takifugu.lowrank.warmstart import AUTO, WarmStart
@@ -88,7 +88,7 @@ class WarmStarted(Method):
     def build_(self, module: nn.Module) -> None:
         # Nothing changes yet, but a pattern or a rank that fits no layer is told now, not after the warm-up.
         for _, rank in self.warm.stages:
-            if rank is not None and _follows_from_shapes(rule_for(rank)):
+            if rank is not None and follows_from_shapes(rule_for(rank)):
                 choose(module, rank, self.warm.where, scheme=self.scheme)
         find(module, self.warm.where)  # all that can be said of rules that look at trained weights
 
@@ -124,12 +124,6 @@ class WarmStarted(Method):
 
     def load_state_dict(self, data: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         self.warm.load_state_dict(data)
-
-
-def _follows_from_shapes(rule: RankRule) -> bool:
-    if isinstance(rule, ByPattern):
-        return all(map(_follows_from_shapes, rule.rules.values()))
-    return isinstance(rule, Ratio | Fixed)
 
 
 def require_scheme(scheme: Any) -> None:
