@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from takifugu.cli import Exit, main
-from takifugu.errors import DataError, UsageError
+from takifugu.errors import DataError, ProblemError, UsageError
 from takifugu.measure.fitting import predict
 from takifugu.plan.problem import Problem
 from takifugu.structure import Structure
@@ -21,6 +21,7 @@ from takifugu.train import pilots as pilots_module
 from takifugu.train.pilots import subset_of, subsets
 from takifugu.train.profile import Draft, Profile, rounds_to
 from takifugu.train.round import Samples
+from takifugu.zoo import datasets
 
 pytest.importorskip("sklearn")
 
@@ -329,6 +330,27 @@ def test_mistakes_are_found_before_the_pilots(
     assert main(["profile", "model", str(draft), "-o", str(tmp_path / "out.toml")]) == Exit.USAGE
     assert message in capsys.readouterr().err
     assert not list(tmp_path.glob("*.pilots"))
+
+
+def test_labels_that_are_not_those_of_the_data_are_refused(draft: Path) -> None:
+    counted = {node["name"]: node["labels"] for node in Profile.prepare(Draft.load(draft), (0.5,)).nodes}
+    text, line = draft.read_text(), 'name = "n1"\n'
+    draft.write_text(text.replace(line, f"{line}labels = {counted['n1']}\n"))
+    assert Profile.prepare(Draft.load(draft), (0.5,)).nodes[1]["labels"] == counted["n1"]
+    moved = [counted["n1"][0] + 1, counted["n1"][1] - 1, *counted["n1"][2:]]
+    for wrong in (moved, counted["n1"][:3], [*counted["n1"], 0], 3):
+        draft.write_text(text.replace(line, f"{line}labels = {wrong}\n"))
+        with pytest.raises(ProblemError, match=r"nodes 'n1' labels: .* in the file, .* in the node's data"):
+            Profile.prepare(Draft.load(draft), (0.5,))
+
+
+def test_whole_numbers_for_a_network_without_embedding_are_explained(
+    draft: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(datasets, "named", lambda name: lambda: (np.ones((60, 64), int), np.arange(60) % 3))
+    draft.write_text(draft.read_text().replace('data = "digits"\nlimit = 500', 'data = "mine:whole"'))
+    with pytest.raises(DataError, match=r"does not take inputs of torch.int64 .*return them as float32"):
+        Profile.prepare(Draft.load(draft), (0.5,))
 
 
 def test_wrong_options(draft: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

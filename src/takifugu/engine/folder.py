@@ -221,9 +221,10 @@ class RunFolder:
         path = self.checkpoint(number)
         if not path.is_file():
             raise CheckpointError(f"{path}: is missing")
-        load(path, row)
+        # The hash comes first: a file that was damaged or exchanged must not reach the model.
         if durable.sha256(path) != row.get("checkpoint_sha256"):
             raise CheckpointError(f"{path}: is not the checkpoint that rounds.jsonl tells of")
+        load(path, row)
 
     def _cut_back(self, number: int, rounds_end: int) -> None:
         (self.path / "result.json").unlink(missing_ok=True)

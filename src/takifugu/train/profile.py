@@ -121,9 +121,11 @@ class Profile:
         copies = optimizer_copies(optimizer["kind"], optimizer.get("momentum", 0.0))
         example = next(iter(shares.values())).inputs[:2]
         rungs = ladder(model, ratios, workload.where(model), example, workload.batch_size, copies)
+        counted = [share.histogram(data.classes) for share in shares.values()]
+        _refuse_other_labels(draft.nodes, counted)
         nodes = tuple(
-            {**node, "samples": len(share), "labels": share.histogram(data.classes)}
-            for node, share in zip(draft.nodes, shares.values(), strict=True)
+            {**node, "samples": sum(labels), "labels": labels}
+            for node, labels in zip(draft.nodes, counted, strict=True)
         )
         pilots = Pilots(
             model,
@@ -331,6 +333,24 @@ def rounds_to(curve: Exponential | Power, loss: float, target: float, most: int)
             return done
         now = curve.step(now, np.asarray(1.0))
     return None
+
+
+def _refuse_other_labels(nodes: Sequence[Mapping[str, Any]], counted: Sequence[Sequence[int]]) -> None:
+    """Raises where the draft's `labels` are not those of the node's data: one of the two is wrong."""
+    mistakes = [
+        f"nodes '{node['name']}' labels: {node['labels']} in the file, {list(found)} in the node's data; "
+        "remove the line (labels are counted), or correct [workload] data and partition"
+        for node, found in zip(nodes, counted, strict=True)
+        if "labels" in node and not _same_labels(node["labels"], found)
+    ]
+    if mistakes:
+        raise ProblemError(mistakes)
+
+
+def _same_labels(given: Any, counted: Sequence[int]) -> bool:
+    if not isinstance(given, list) or len(given) > len(counted):
+        return False
+    return [*given, *[0] * (len(counted) - len(given))] == list(counted)
 
 
 def _present(table: Mapping[str, Any]) -> dict[str, Any]:

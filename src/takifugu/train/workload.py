@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from takifugu.errors import DataError, UsageError, near_misses
 from takifugu.train import models, optimizers, partition
@@ -239,8 +239,9 @@ def _read_npz(path: Path, whose: str) -> Samples:
         raise DataError(f"{whose}: {path} has {len(inputs)} inputs and {len(labels)} labels")
     if labels.min() < 0:
         raise DataError(f"{whose}: {path} has labels below 0")
-    tensor: Tensor = torch.from_numpy(inputs.astype(np.float32) if inputs.dtype.kind == "f" else inputs)
-    return Samples(tensor, torch.from_numpy(labels.astype(np.int64)))
+    wide = inputs.dtype.kind == "u" and inputs.dtype.itemsize > 1
+    tensor = torch.from_numpy(np.ascontiguousarray(inputs.astype(np.int64) if wide else inputs))
+    return Samples(datasets.model_inputs(tensor, whose), torch.from_numpy(labels.astype(np.int64)))
 
 
 def _said(field_name: str) -> str:
