@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 import tomllib
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -221,6 +223,32 @@ def test_pilots_do_what_plans_do(draft: Path) -> None:
     warm = dataclasses.replace(ready, fresh=0).courses
     assert {course.after for course in warm} == {"", "warmup"}
     assert len(warm) == 1 + 2 * 3
+
+
+def test_other_code_has_other_pilots(draft: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = (
+        "from torch import nn\n"
+        "class Net(nn.Sequential):\n"
+        "    def forward(self, x):\n"
+        "        return super().forward(x)\n"
+        "def build(inputs, classes):\n"
+        "    return Net(nn.Flatten(), nn.Linear(inputs, 24), nn.ReLU(), nn.Linear(24, classes))\n"
+    )
+    draft.write_text(
+        draft.read_text()
+        .replace("takifugu.zoo.small:mlp", "own_net:build")
+        .replace("model_options = { width = 24, depth = 1 }", 'low_rank = ["1"]')
+    )
+
+    def fingerprint(text: str) -> str:
+        own = ModuleType("own_net")
+        exec(text, vars(own))
+        monkeypatch.setitem(sys.modules, "own_net", own)
+        return Profile.prepare(Draft.load(draft), (0.5,)).pilots.fingerprint()
+
+    before = fingerprint(code)
+    assert fingerprint(code) == before
+    assert fingerprint(code.replace("forward(x)", "forward(-x)")) != before  # the same weights and shapes
 
 
 def test_small_teams_are_the_thriftiest(draft: Path) -> None:

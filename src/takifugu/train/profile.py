@@ -141,6 +141,7 @@ class Profile:
             how,
             workload.weights,
             fresh=warmup + rounds,
+            builder=workload.builder(),
         )
         pilots.refuse_too_short()
         chosen = draft.data.get("start", {}).get("version", DENSE)

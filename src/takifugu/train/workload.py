@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from takifugu.errors import DataError, UsageError, near_misses
+from takifugu.named import named
 from takifugu.train import models, optimizers, partition
 from takifugu.train.cooperative import DEFAULT_WEIGHTS, check_weights
 from takifugu.train.round import RoundSpec, Samples
@@ -116,6 +117,10 @@ class Workload:
         if len(facts.shape) == 3:
             sized |= {"in_channels": facts.shape[0], "image_size": facts.shape[1]}
         return models.build(self.model, self.model_options, sized, self.seed, "workload.model")
+
+    def builder(self) -> Callable[..., Any] | None:
+        """The user's own function that builds the model; None for a network of the zoo."""
+        return named(self.model) if ":" in self.model else None
 
     def where(self, model: nn.Module) -> Any:
         """The layers that go low-rank; see `models.usual_where`."""
