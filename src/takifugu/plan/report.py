@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from takifugu.plan.baselines import run_baselines
+from takifugu.plan.costs import cost_notes
 from takifugu.plan.explanation import stretches, switch_reasons, timeline
 from takifugu.plan.fleet import Fleet
 from takifugu.plan.problem import Problem
@@ -31,6 +32,7 @@ def summary(result: Result) -> Iterator[str]:
         f"time: {plan.time_s:,.6g} s of {problem.deadline_s:,.6g} s    loss: {plan.loss:.6g} "
         f"(target {problem.target_loss:g})    rounds: {len(plan.rounds)}"
     )
+    yield from (f"costs: {note}" for note in cost_notes(problem.to_dict()))
 
 
 def table(result: Result) -> Iterator[str]:

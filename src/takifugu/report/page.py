@@ -9,6 +9,7 @@ from importlib import resources
 from typing import Any
 
 from takifugu.errors import UsageError
+from takifugu.plan.costs import cost_notes
 from takifugu.report import tables, units
 from takifugu.report.charts import charts
 from takifugu.report.drawing import Chart, Key
@@ -238,6 +239,8 @@ def _sources(source: Run | PlanFile) -> Html:
         values["energy, time, loss"] = _chip("estimated")
     values["versions"] = _origins(source.problem.versions)
     values["nodes"] = _origins(source.problem.nodes)
+    if notes := cost_notes(source.problem.data):
+        values["costs of versions"] = join((tag("div", note) for note in notes), "")
     if isinstance(source, Run):
         header = source.header
         for key, name in (
