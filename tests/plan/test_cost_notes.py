@@ -35,7 +35,9 @@ def test_a_fifth_is_the_limit(speed: float, named: int) -> None:
 
 def test_costs_by_flops_are_called_assumed() -> None:
     (note,) = cost_notes(problem(None, None))
-    assert note.startswith("assumed from FLOPs, not measured: speed relative to dense: small 4.00, middle 2.00")
+    assert note.startswith(
+        "assumed from FLOPs, not measured: speed relative to dense: small 4.00, middle 2.00"
+    )
     (note,) = cost_notes(problem(None, {"dense": 1.0, "middle": 2.0}))
     assert "small 4.00, middle 2.00 on 1 of 2 nodes" in note
 

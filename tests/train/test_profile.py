@@ -154,7 +154,9 @@ def test_versions_are_priced_by_what_was_measured_here(
     dense, low = problem.versions[0], problem.versions[2]
     for node in problem.nodes:
         factor = node.sample_s(dense) / node.sample_s(low)
-        assert node.sample_j(dense) / node.sample_j(low) == pytest.approx(1 / 1.2 if node.name == "n1" else factor)
+        assert node.sample_j(dense) / node.sample_j(low) == pytest.approx(
+            1 / 1.2 if node.name == "n1" else factor
+        )
         assert factor == pytest.approx(0.9 if node.name == "n1" else ratio)
         assert node.source == (None if node.name == "n1" else "estimated")
     assert problem.nodes[0].sample_s(dense) == pytest.approx(dense.train_flops_per_sample / 1e9)

@@ -47,8 +47,8 @@ SWITCH_S, SERVER_W = 0.2, 10.0
 and the plan with it."""
 
 SPEEDUP_STEP = 0.05
-"""Speeds of versions relative to dense are measured on this machine and rounded to this step, so that a second
-call mostly plans the same."""
+"""Speeds of versions relative to dense are measured on this machine and rounded to this step: a second call
+then mostly plans the same."""
 
 RESERVE = 0.1
 """The share of the time that is kept for what differs from the profile: devices that are slow or drop out
