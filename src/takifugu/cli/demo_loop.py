@@ -62,7 +62,7 @@ WORLD = {"spread": 1.0, "dropout": 0.01, "slowdown": 0.03}
 class Effort:
     """How much is spent on pilots."""
 
-    ratios: tuple[float, ...] = (0.25, 0.125, 0.0625)
+    ratios: tuple[float, ...] = (0.25, 0.0625)
     rounds: int = 20
     warmup: int = 6
     amounts: tuple[float, ...] = (1.0, 0.6, 0.3)
@@ -70,7 +70,7 @@ class Effort:
 
 
 QUICK = Effort(ratios=(0.25,), rounds=5, warmup=3, amounts=(1.0, 0.5), curve_samples=4)
-QUICK_TARGET = "loss = 1.1\ndeadline_s = 20.0\nmax_rounds = 30"
+QUICK_TARGET = "loss = 1.1\ndeadline_s = 14.0\nmax_rounds = 30"
 
 
 def demo_loop(seed: int, folder: Path, as_json: bool, quick: bool = False) -> int:
