@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from takifugu.cost_notes import cost_notes
 from takifugu.plan.baselines import run_baselines
-from takifugu.plan.costs import cost_notes
 from takifugu.plan.explanation import stretches, switch_reasons, timeline
 from takifugu.plan.fleet import Fleet
 from takifugu.plan.problem import Problem

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 from importlib import resources
 from typing import Any
 
+from takifugu.cost_notes import cost_notes
 from takifugu.errors import UsageError
-from takifugu.plan.costs import cost_notes
 from takifugu.report import tables, units
 from takifugu.report.charts import charts
 from takifugu.report.drawing import Chart, Key

@@ -1,4 +1,7 @@
-"""How versions are priced: by the nodes' own figures, or by FLOPs, which is an assumption."""
+"""Notes on what the costs of versions rest on: the nodes' own figures, or FLOPs, which is an assumption.
+
+The planner and the report page both print them and do not import each other, so this module is below both.
+"""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from takifugu.plan.costs import cost_notes
+from takifugu.cost_notes import cost_notes
 
 
 def problem(*speeds: dict[str, float] | None) -> dict[str, Any]:
