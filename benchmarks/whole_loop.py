@@ -192,7 +192,8 @@ def one(name: str, seed: int, options: Any) -> dict[str, Any]:
             profile = Profile.prepare(
                 Draft(draft, folder), case.ratios, case.rounds, case.warmup, case.amounts, data_dir, like=like
             )
-            finding = profile.run(folder / "pilots")
+            # By FLOPs: the published figures do not depend on the machine.
+            finding = profile.run(folder / "pilots", costs="flops")
             finding.write(folder / "problem.toml", 15.0)
             data = finding.problem(15.0)
             data["round"]["overhead_s"] += waiting_s(Problem.from_dict(data))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,9 @@ import pytest
 from takifugu.cli import Exit, main
 from takifugu.cli.demo_loop import fleet
 from takifugu.engine.policies import slugs
+from takifugu.measure.machine import Turns
+from takifugu.train import profile
+from takifugu.train.costs import StepTimes
 
 pytest.importorskip("sklearn")
 pytest.importorskip("plotly")
@@ -19,6 +23,15 @@ pytest.importorskip("plotly")
 
 def demo(folder: Path, *more: str) -> int:
     return main(["demo", "--quick", "--folder", str(folder), *more])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _same_speeds_each_time() -> Iterator[None]:
+    """What was timed differs from one call to the next; here it must not."""
+    times = Turns({"dense": [1.2] * 5, "r0.25": [1.0] * 5})
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(profile, "time_steps", lambda *_: StepTimes(times, 8, 32, 1))
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -129,14 +142,25 @@ def test_a_plan_that_misses_is_a_failure(done: Path, tmp_path: Path, capsys) -> 
     assert demo(folder) == Exit.FAILED
 
 
-def test_nothing_in_the_problem_was_timed_here(done: Path) -> None:
+def test_of_what_was_timed_here_the_problem_has_ratios_only(done: Path) -> None:
     import tomllib
 
     problem = tomllib.loads((done / "problem.toml").read_text(encoding="utf-8"))
     assert {switch["time_s"] for switch in problem["switches"]} == {0.2}
+    dense = problem["versions"][0]["train_flops_per_sample"]
     for node in problem["nodes"]:
         assert node["source"] == "estimated"
-        assert "samples_per_s" not in node
+        assert node["samples_per_s"]["dense"] == pytest.approx(node["flops_per_s"] / dense)
+        assert node["samples_per_s"]["r0.25"] / node["samples_per_s"]["dense"] == pytest.approx(1.2)
+
+
+def test_the_page_and_the_screen_say_what_versions_cost(done: Path, capsys) -> None:
+    demo(done)
+    screen = capsys.readouterr().out
+    assert "COSTS    measured on this machine, relative to dense: r0.25 1.20 (by FLOPs 1.83)" in screen
+    page = (done / "report.html").read_text(encoding="utf-8")
+    assert "r0.25: 1.20 times the speed of dense by the nodes" in page
+    assert "1.83 times by FLOPs" in page
 
 
 def test_the_fleet_is_part_of_the_package_and_knows_its_seed() -> None:

@@ -4,6 +4,7 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,12 +21,14 @@ from takifugu.engine.simulate import simulate
 from takifugu.engine.state import State
 from takifugu.engine.world import World
 from takifugu.errors import RunError
+from takifugu.lowrank.surgery import structure_of
 from takifugu.plan.curves import step_one
 from takifugu.plan.fleet import Fleet
 from takifugu.plan.plan import replay
 from takifugu.plan.problem import Problem
 from takifugu.plan.solve import solve
 from takifugu.plan.verify import verify
+from takifugu.train.evaluation import Score
 
 DEADLINE_S = 16.0
 
@@ -361,3 +364,60 @@ def test_only_the_plan_is_planned_anew_and_only_if_wanted(tmp_path: Path) -> Non
     assert [(r["version"], r["predicted"]["loss"]) for r in rows if r["predicted"]] == planned[: len(rows)]
     with pytest.raises(RunError, match="was started with another replan"):
         setting.folder(tmp_path / "still", policy, resume=True)
+
+
+# ---- curves that start above the fresh loss ------------------------------------------------------------------
+
+
+def test_a_loss_below_a_curve_that_stands_for_hesitation_is_not_believed() -> None:
+    everyone = {i: node.samples for i, node in enumerate(PROBLEM.nodes)}
+    expected = step_one(PROBLEM.versions[0].curve, 4.0, 1.0)
+    assert expected > 2.3
+    assert REPLANNER.believed(4.0, "dense", "dense", everyone, 2.2, fresh=2.3) == expected
+    worse = REPLANNER.believed(4.0, "dense", "dense", everyone, expected + 1.0, fresh=2.3)
+    assert worse == pytest.approx(expected + replan.TRUST)
+    expected = step_one(PROBLEM.versions[0].curve, 2.3, 1.0)
+    below = REPLANNER.believed(2.3, "dense", "dense", everyone, expected - 0.5, fresh=2.3)
+    assert below == pytest.approx(expected - replan.TRUST * 0.5)
+
+
+def test_with_a_tight_deadline_a_slow_fleet_is_noticed_from_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The network hesitates as the curves say it does: they start at 4.0, the fresh model at 2.3. Nodes are
+    slower than their profile. Whoever takes 2.3 for the curves' loss believes to be rounds ahead."""
+    data = hungry_when_fast(loss=0.6, deadline_s=16.0, max_rounds=60)
+    data["start"]["loss"] = 4.0
+    problem = Problem.from_dict(data)
+    slower = {
+        node.name: dataclasses.replace(node, flops_per_s=node.flops_per_s / SLOWER) for node in problem.nodes
+    }
+    world = dataclasses.replace(World.as_profile(problem), nodes=slower)
+    setting = small_fleet.setting(data, tmp_path, world)
+    policy = from_file(setting.problem, solve(setting.problem, tolerance=0.01).to_dict(), replans=True)
+    hidden = Hidden(problem)
+    monkeypatch.setattr("takifugu.engine.simulate.cooperative_round", hidden.train)
+    monkeypatch.setattr("takifugu.engine.simulate.evaluate", hidden.evaluate)
+    result = simulate(policy, setting, setting.folder(tmp_path / "run", policy))
+    assert hidden.rounds > 5
+    assert result["replans"]
+    assert result["deadline_met"]
+
+
+SLOWER = 1.05
+
+
+class Hidden:
+    """Training that does what the curves say, except that the fresh loss is lower than their start."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem, self.loss, self.rounds = problem, problem.start_loss, 0
+
+    def train(self, model: Any, members: Mapping[str, Any], *_: Any, **__: Any) -> Any:
+        version = self.problem.versions[int(not structure_of(model).is_dense)]
+        share = sum(map(len, members.values())) / self.problem.total_samples
+        self.loss, self.rounds = step_one(version.curve, self.loss, share), self.rounds + 1
+        return SimpleNamespace(members={}, loss=self.loss, truncation=0.0)
+
+    def evaluate(self, *_: Any) -> Score:
+        return Score(min(self.loss, 2.3 - 0.05 * self.rounds), 0.5)

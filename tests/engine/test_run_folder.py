@@ -175,13 +175,8 @@ def spoil(path: Path, how: str) -> None:
         tk.save(model, path)
 
 
-KINDS = {
-    "missing": "is missing",
-    "truncated": "damaged or not a safetensors file",
-    "tampered": "does not match its own hash",
-    "foreign": "is not the checkpoint that rounds.jsonl tells of",
-    "structure": "is for structure",
-}
+OTHER = "is not the checkpoint that rounds.jsonl tells of"
+KINDS = {"missing": "is missing"} | dict.fromkeys(("truncated", "tampered", "foreign", "structure"), OTHER)
 
 
 @pytest.mark.parametrize("how", KINDS)
@@ -194,6 +189,15 @@ def test_a_bad_newest_checkpoint_falls_back(tmp_path: Path, how: str) -> None:
     assert "3.safetensors" in found.notes[0]
     assert torch.equal(model[0].weight, torch.full((2, 3), 2.0))
     assert len((tmp_path / "run" / "rounds.jsonl").read_text().splitlines()) == 2
+
+
+def test_a_checkpoint_with_another_hash_is_never_opened(tmp_path: Path) -> None:
+    run = Rounds(tmp_path / "run").add(1, 2)
+    spoil(run.folder.checkpoint(2), "foreign")
+    opened: list[str] = []
+    found = run.folder.resume(lambda path, row: opened.append(path.name))
+    assert opened == ["1.safetensors"]
+    assert OTHER in found.notes[0]
 
 
 @pytest.mark.parametrize("how", KINDS)

@@ -27,6 +27,7 @@ from takifugu.plan.fleet import Fleet
 from takifugu.plan.plan import Decision
 from takifugu.plan.problem import Problem
 from takifugu.train.cooperative import cooperative_round
+from takifugu.train.round import Samples
 from takifugu.zoo import small
 
 UNREACHABLE = {"loss": 0.001}
@@ -551,6 +552,28 @@ def test_another_run_is_not_continued_here(tmp_path: Path) -> None:
         setting.folder(tmp_path / "run", policy, resume=True)
     with pytest.raises(RunError, match="holds a run already"):
         setting.folder(tmp_path / "run", policy)
+
+
+def test_a_run_does_not_continue_with_other_data(tmp_path: Path) -> None:
+    setting = small_fleet.setting(small_fleet.problem_dict(target=UNREACHABLE), tmp_path)
+    policy = small_fleet.policy(setting.problem, SWITCHING)
+    setting.folder(tmp_path / "run", policy)
+    setting.folder(tmp_path / "run", policy, resume=True)
+    for whose, changed in (
+        ("node 'node-2'", {"shares": {**setting.shares, "node-2": _one_pixel(setting.shares["node-2"])}}),
+        (r"the server \(validation\)", {"validation": _one_pixel(setting.validation)}),
+    ):
+        with pytest.raises(RunError, match=f"the data of {whose} have changed .*another --out"):
+            dataclasses.replace(setting, **changed).folder(tmp_path / "run", policy, resume=True)
+
+
+def _one_pixel(samples: Samples) -> Samples:
+    """The same number of samples and the same sum, one pair of pixels exchanged."""
+    inputs = samples.inputs.clone()
+    flat = inputs.view(len(inputs), -1)
+    other = int((flat[0] != flat[0, 0]).nonzero()[0])
+    flat[0, 0], flat[0, other] = samples.inputs.view(len(inputs), -1)[0, other], flat[0, 0].clone()
+    return Samples(inputs, samples.labels)
 
 
 # ---- memory ---------------------------------------------------------------------------------------------

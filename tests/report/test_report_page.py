@@ -214,7 +214,7 @@ def test_report_imports_only_what_it_may() -> None:
             for name in names:
                 assert name.split(".")[0] not in ("torch", "numpy"), f"{path} imports {name}"
                 if name.startswith("takifugu."):
-                    assert name.split(".")[1] in ("report", "structure", "errors", "numbers"), (
+                    assert name.split(".")[1] in ("report", "structure", "errors", "numbers", "cost_notes"), (
                         f"{path} imports {name}"
                     )
 
@@ -276,3 +276,15 @@ def test_whoever_reached_the_target_after_the_deadline_is_late(tmp_path: Path) -
     words = headline(read(folder))
     assert words.title.startswith("Loss 0.42 reached too late: ")
     assert words.tone == "bad"
+
+
+def test_the_page_says_what_versions_cost(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    assert "assumed from FLOPs, not measured: speed relative to dense" in page(read(folder))
+    problem = json.loads((folder / "problem.json").read_text())
+    for node in problem["nodes"]:
+        node["samples_per_s"] = {version["name"]: 10.0 for version in problem["versions"]}
+    dump(folder / "problem.json", problem)
+    shown = page(read(folder))
+    assert "assumed from FLOPs" not in shown
+    assert "1.00 times the speed of dense by the nodes" in shown

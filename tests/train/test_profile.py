@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 import tomllib
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -13,14 +15,17 @@ import pytest
 import torch
 
 from takifugu.cli import Exit, main
-from takifugu.errors import DataError, UsageError
+from takifugu.errors import DataError, ProblemError, UsageError
 from takifugu.measure.fitting import predict
 from takifugu.plan.problem import Problem
 from takifugu.structure import Structure
+from takifugu.train import costs
 from takifugu.train import pilots as pilots_module
+from takifugu.train import profile as profile_module
 from takifugu.train.pilots import subset_of, subsets
 from takifugu.train.profile import Draft, Profile, rounds_to
 from takifugu.train.round import Samples
+from takifugu.zoo import datasets
 
 pytest.importorskip("sklearn")
 
@@ -66,6 +71,12 @@ def _registered() -> None:
         app.add_typer(profile, name="profile")
 
 
+@pytest.fixture(autouse=True)
+def _timed_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(costs, "EACH_S", 0.01)
+    monkeypatch.setattr(costs, "ERROR", 1.0)
+
+
 @pytest.fixture
 def draft(tmp_path: Path) -> Path:
     path = tmp_path / "draft.toml"
@@ -80,6 +91,9 @@ def _untimed(path: Path) -> dict[str, Any]:
     for switch in data["switches"]:
         assert switch.pop("time_s") > 0
         assert switch.pop("energy_j") > 0
+    for node in data["nodes"]:
+        node.pop("samples_per_s")
+        node.pop("joules_per_sample")
     return data
 
 
@@ -118,6 +132,46 @@ def test_a_draft_becomes_a_problem_that_can_be_planned(
     (tmp_path / "as_draft.toml").write_text(text)
     assert main(["profile", "model", str(tmp_path / "as_draft.toml"), *QUICK, "-o", str(again)]) == Exit.OK
     assert _untimed(again) == _untimed(out)
+
+
+def test_versions_are_priced_by_what_was_measured_here(
+    draft: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And measured once: a profile that goes on keeps the ratios."""
+    own = 'name = "n1"\nsamples_per_s = { dense = 100.0, "r0.5" = 80.0, "r0.2" = 90.0 }\n'
+    own += 'joules_per_sample = { dense = 1.0, "r0.5" = 1.1, "r0.2" = 1.2 }\n'
+    draft.write_text(draft.read_text().replace('name = "n1"\n', own))
+    out, by_flops = tmp_path / "problem.toml", tmp_path / "flops.toml"
+    command = ["profile", "model", str(draft), *QUICK, "-o", str(out)]
+    assert main(command) == Exit.OK
+    told = capsys.readouterr().out
+    (path,) = (tmp_path / "problem.pilots").glob("*/costs.json")
+    kept = json.loads(path.read_text())
+    assert kept["threads"] == torch.get_num_threads()
+    ratio = kept["speedups"]["r0.2"]["measured"]
+    assert f"r0.2 {ratio:.2f}" in " ".join(told.split())
+    assert f"r0.2 {ratio:.2f} (+-" in out.read_text().partition("\n")[0]
+    problem = Problem.load(out)
+    dense, low = problem.versions[0], problem.versions[2]
+    for node in problem.nodes:
+        factor = node.sample_s(dense) / node.sample_s(low)
+        assert node.sample_j(dense) / node.sample_j(low) == pytest.approx(
+            1 / 1.2 if node.name == "n1" else factor
+        )
+        assert factor == pytest.approx(0.9 if node.name == "n1" else ratio)
+        assert node.source == (None if node.name == "n1" else "estimated")
+    assert problem.nodes[0].sample_s(dense) == pytest.approx(dense.train_flops_per_sample / 1e9)
+
+    monkeypatch.setattr(profile_module, "time_steps", None)
+    assert main(command) == Exit.OK  # the pilots and the ratios are there
+    assert Problem.load(out).nodes == problem.nodes
+    flops = ["profile", "model", str(draft), *QUICK, "-o", str(by_flops), "--costs", "flops"]
+    assert main([*flops, "--pilots", str(tmp_path / "problem.pilots")]) == Exit.OK
+    assert not Problem.load(by_flops).nodes[0].samples_per_s
+    assert main([*flops[:-1], "flop"]) == Exit.USAGE
+    capsys.readouterr()
+    assert main(["plan", str(by_flops), "--brief"]) == Exit.OK
+    assert "costs: assumed from FLOPs, not measured: speed relative to dense: r0.5" in capsys.readouterr().out
 
 
 def test_interrupted_it_goes_on_and_ends_the_same(
@@ -221,6 +275,32 @@ def test_pilots_do_what_plans_do(draft: Path) -> None:
     warm = dataclasses.replace(ready, fresh=0).courses
     assert {course.after for course in warm} == {"", "warmup"}
     assert len(warm) == 1 + 2 * 3
+
+
+def test_other_code_has_other_pilots(draft: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = (
+        "from torch import nn\n"
+        "class Net(nn.Sequential):\n"
+        "    def forward(self, x):\n"
+        "        return super().forward(x)\n"
+        "def build(inputs, classes):\n"
+        "    return Net(nn.Flatten(), nn.Linear(inputs, 24), nn.ReLU(), nn.Linear(24, classes))\n"
+    )
+    draft.write_text(
+        draft.read_text()
+        .replace("takifugu.zoo.small:mlp", "own_net:build")
+        .replace("model_options = { width = 24, depth = 1 }", 'low_rank = ["1"]')
+    )
+
+    def fingerprint(text: str) -> str:
+        own = ModuleType("own_net")
+        exec(text, vars(own))
+        monkeypatch.setitem(sys.modules, "own_net", own)
+        return Profile.prepare(Draft.load(draft), (0.5,)).pilots.fingerprint()
+
+    before = fingerprint(code)
+    assert fingerprint(code) == before
+    assert fingerprint(code.replace("forward(x)", "forward(-x)")) != before  # the same weights and shapes
 
 
 def test_small_teams_are_the_thriftiest(draft: Path) -> None:
@@ -332,6 +412,27 @@ def test_mistakes_are_found_before_the_pilots(
     assert not list(tmp_path.glob("*.pilots"))
 
 
+def test_labels_that_are_not_those_of_the_data_are_refused(draft: Path) -> None:
+    counted = {node["name"]: node["labels"] for node in Profile.prepare(Draft.load(draft), (0.5,)).nodes}
+    text, line = draft.read_text(), 'name = "n1"\n'
+    draft.write_text(text.replace(line, f"{line}labels = {counted['n1']}\n"))
+    assert Profile.prepare(Draft.load(draft), (0.5,)).nodes[1]["labels"] == counted["n1"]
+    moved = [counted["n1"][0] + 1, counted["n1"][1] - 1, *counted["n1"][2:]]
+    for wrong in (moved, counted["n1"][:3], [*counted["n1"], 0], 3):
+        draft.write_text(text.replace(line, f"{line}labels = {wrong}\n"))
+        with pytest.raises(ProblemError, match=r"nodes 'n1' labels: .* in the file, .* in the node's data"):
+            Profile.prepare(Draft.load(draft), (0.5,))
+
+
+def test_whole_numbers_for_a_network_without_embedding_are_explained(
+    draft: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(datasets, "named", lambda name: lambda: (np.ones((60, 64), int), np.arange(60) % 3))
+    draft.write_text(draft.read_text().replace('data = "digits"\nlimit = 500', 'data = "mine:whole"'))
+    with pytest.raises(DataError, match=r"does not take inputs of torch.int64 .*return them as float32"):
+        Profile.prepare(Draft.load(draft), (0.5,))
+
+
 def test_wrong_options(draft: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for options, message in [
         (["--ranks", "a,b"], "--ranks 'a,b' is not a list of numbers"),
@@ -397,6 +498,9 @@ def test_this_machine_as_a_node(draft: Path, tmp_path: Path, capsys: pytest.Capt
     told = json.loads(capsys.readouterr().out)
     assert told["node"] == tomllib.loads(file.read_text())["nodes"][0]
     assert told["steps"]["dense"]["count"] >= 5
+    assert told["steps"]["dense"].keys() >= {"error", "spread"}
+    assert told["threads"] == torch.get_num_threads()
+    assert f"Measured with {torch.get_num_threads()} thread" in file.read_text()
     assert main(["profile", "node", str(draft), "--watts", "-1"]) == Exit.USAGE
 
 

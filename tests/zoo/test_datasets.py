@@ -7,6 +7,7 @@ import gzip
 import os
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -176,6 +177,57 @@ def test_a_function_that_gives_single_numbers(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(datasets, "named", lambda name: single_numbers)
     with pytest.raises(DataError, match="'mine:numbers' gave single numbers"):
         datasets.load("mine:numbers")
+
+
+PIXELS = np.arange(0, 240, 10).reshape(6, 1, 2, 2)
+LABELS = np.array([0, 1, 2, 0, 1, 2])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "expected", "values"),
+    [
+        (np.float64, torch.float32, PIXELS),
+        (">f4", torch.float32, PIXELS),  # the other byte order
+        (np.float16, torch.float32, PIXELS),
+        (np.uint8, torch.float32, PIXELS / 255.0),  # pixels
+        (np.int32, torch.int64, PIXELS),  # indices
+        (np.uint16, torch.int64, PIXELS),
+    ],
+)
+def test_a_function_may_return_numpy_arrays(
+    monkeypatch: pytest.MonkeyPatch, dtype: Any, expected: torch.dtype, values: Any
+) -> None:
+    monkeypatch.setattr(
+        datasets, "named", lambda name: lambda: (PIXELS.astype(dtype), LABELS.astype(np.uint8))
+    )
+    data = datasets.load("mine:arrays")
+    assert data.inputs.dtype == expected
+    assert torch.allclose(data.inputs.double(), torch.from_numpy(values).double(), rtol=1e-6)
+    assert data.labels.dtype == torch.int64
+    assert data.labels.tolist() == LABELS.tolist()
+    assert data.facts == datasets.Facts((1, 2, 2), 3)
+
+
+@pytest.mark.parametrize(
+    ("found", "message"),
+    [
+        ((PIXELS.astype(str), LABELS), "inputs must be numbers, got an array of dtype <U"),
+        ((PIXELS.astype(complex), LABELS), "inputs must be numbers, got an array of dtype complex128"),
+        ((PIXELS > 10, LABELS), "inputs must be real numbers, got torch.bool"),
+        ((PIXELS.tolist(), LABELS), "inputs must be a tensor or a NumPy array, got list"),
+        ((PIXELS, LABELS.astype(float)), "labels must be a list of whole numbers from 0, got torch.float64"),
+        ((PIXELS, LABELS - 1), "labels must be a list of whole numbers from 0"),
+        ((PIXELS, np.eye(6, dtype=int)), r"labels must be a list .* of shape \(6, 6\)"),
+        ((PIXELS, LABELS[:4]), "gave 6 inputs and 4 labels"),
+        ((PIXELS, LABELS, LABELS), "must return two tensors or NumPy arrays"),
+    ],
+)
+def test_a_function_that_returns_something_else(
+    monkeypatch: pytest.MonkeyPatch, found: Any, message: str
+) -> None:
+    monkeypatch.setattr(datasets, "named", lambda name: lambda: found)
+    with pytest.raises(DataError, match=f"'mine:arrays'.*{message}"):
+        datasets.load("mine:arrays")
 
 
 @pytest.mark.parametrize("name", ["mnist", "fashion-mnist", "cifar10", "digits"])

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from takifugu.engine.setting import Setting
     from takifugu.plan.problem import Problem
     from takifugu.plan.result import Result
+    from takifugu.train.costs import Costs
     from takifugu.train.profile import Finding
 
 FLEET = "demo_fleet.toml"
@@ -44,6 +45,10 @@ RUN_SEED = 1000
 SWITCH_S, SERVER_W = 0.2, 10.0
 """A switch and the server's power as assumed. A time measured here would differ from one call to the next,
 and the plan with it."""
+
+SPEEDUP_STEP = 0.05
+"""Speeds of versions relative to dense are measured on this machine and rounded to this step: a second call
+then mostly plans the same."""
 
 RESERVE = 0.1
 """The share of the time that is kept for what differs from the profile: devices that are slow or drop out
@@ -57,7 +62,7 @@ WORLD = {"spread": 1.0, "dropout": 0.01, "slowdown": 0.03}
 class Effort:
     """How much is spent on pilots."""
 
-    ratios: tuple[float, ...] = (0.5, 0.25, 0.125)
+    ratios: tuple[float, ...] = (0.25, 0.0625)
     rounds: int = 20
     warmup: int = 6
     amounts: tuple[float, ...] = (1.0, 0.6, 0.3)
@@ -65,7 +70,7 @@ class Effort:
 
 
 QUICK = Effort(ratios=(0.25,), rounds=5, warmup=3, amounts=(1.0, 0.5), curve_samples=4)
-QUICK_TARGET = "loss = 1.1\ndeadline_s = 20.0\nmax_rounds = 30"
+QUICK_TARGET = "loss = 1.1\ndeadline_s = 14.0\nmax_rounds = 30"
 
 
 def demo_loop(seed: int, folder: Path, as_json: bool, quick: bool = False) -> int:
@@ -112,7 +117,7 @@ def _loop(seed: int, folder: Path, effort: Effort, quick: bool) -> Done:
             results = _run(problem, chosen, folder, seed + RUN_SEED, wanted.deadline_s, stage)
         with show.stage("report", "one page"):
             page = _page(folder)
-    done = Done(wanted, problem.deadline_s, pilots.to_dict(), result, chosen, results, page)
+    done = Done(wanted, problem.deadline_s, pilots.to_dict(), pilots.costs(), result, chosen, results, page)
     _write(folder / "demo.json", done.summary())
     return done
 
@@ -142,16 +147,23 @@ def _start(folder: Path, seed: int, quick: bool) -> Path:
 
 
 class Work:
-    """What pilots took, each round counted once."""
+    """What pilots took, each round counted once, and what they say of costs."""
 
     def __init__(self) -> None:
         self._samples: dict[tuple[str, int], int] = {}
         self._all = 1
+        self._costs: Costs | None = None
 
     def add(self, found: Finding) -> None:
         pilots = found.profile.pilots
         self._samples |= {(pilots.keys[one.run], one.round): one.samples for one in found.result.rounds}
         self._all = sum(map(len, pilots.shares.values()))
+        self._costs = found.costs
+
+    def costs(self) -> Costs:
+        """Of the versions, as the plan takes them."""
+        assert self._costs is not None
+        return self._costs
 
     def to_dict(self) -> dict[str, float]:
         """Rounds, and passes over the whole fleet's data."""
@@ -177,7 +189,8 @@ def _profile(
     work: Work,
     like: Mapping[str, Any] | None = None,
 ) -> Problem:
-    """The pilots, the curves, and the problem file, in which nothing depends on this machine's speed."""
+    """The pilots, the curves, and the problem file. Of this machine's speed only the ratios between versions
+    are in it."""
     from takifugu.plan.problem import Problem
     from takifugu.train.pilots import PilotRound
     from takifugu.train.profile import Draft, Profile
@@ -193,9 +206,12 @@ def _profile(
         detail = f"pilot round {seen} of {total}: {one.version} on {one.share:.0%}, loss {one.loss_after:.3f}"
         stage.at(0.9 * seen / total, detail if seen < total else "fitting curves to the pilots")
 
+    stage.at(0.0, "timing the versions on this machine")
     found = ready.run(folder / "pilots", told, effort.curve_samples)
+    assert found.costs is not None  # the fleet file gives no speeds by version
     switches = tuple(replace(switch, time_s=SWITCH_S) for switch in found.result.switches)
-    found = replace(found, result=replace(found.result, switches=switches))
+    costs = found.costs.rounded(SPEEDUP_STEP)
+    found = replace(found, result=replace(found.result, switches=switches), costs=costs)
     found.write(folder / "problem.toml", SERVER_W)
     work.add(found)
     return Problem.load(folder / "problem.toml")
@@ -273,6 +289,8 @@ class Done:
     """Its deadline less the reserve."""
     pilots: Mapping[str, float]
     """Their rounds, and their work in passes over the whole fleet's data."""
+    costs: Costs
+    """Of the versions, measured on this machine."""
     plan: Result
     policies: Sequence[Policy]
     results: Mapping[str, Mapping[str, Any]]
@@ -285,6 +303,10 @@ class Done:
             "target": {"loss": self.problem.target_loss, "deadline_s": self.problem.deadline_s},
             "planned_for_s": self.planned_for_s,
             "pilots": dict(self.pilots),
+            "speedups": {
+                name: {"measured": one.measured, "flops": one.flops}
+                for name, one in self.costs.speedups.items()
+            },
             "plan": {
                 "energy_j": self.plan.energy_j,
                 "lower_bound_j": self.plan.lower_bound_j,
@@ -314,6 +336,11 @@ class Done:
             f"PROFILE  {len(problem.versions)} versions of the network in {self.pilots['rounds']} "
             f"short rounds, as much work as {self.pilots['passes']:.0f} passes over all data"
         )
+        ratios = [
+            f"{name} {one.measured:.2f} (by FLOPs {one.flops:.2f})"
+            for name, one in self.costs.speedups.items()
+        ]
+        yield f"COSTS    measured on this machine, relative to dense: {', '.join(ratios)} times the speed"
         yield ""
         gap, bound = 100 * (self.plan.gap or 0.0), self.plan.lower_bound_j or 0.0
         yield (
@@ -326,6 +353,8 @@ class Done:
         yield from (f"  {line}" for line in plan_table(self.plan))
         used = {name for row in plan.rounds for name in row.nodes}
         idle = [node.name for node in problem.nodes if node.name not in used]
+        if all(row.version == problem.versions[0].name for row in plan.rounds):
+            yield "  at these costs no low-rank version pays: the plan stays dense"
         yield f"  never asked: {', '.join(idle)}" if idle else "  every device is asked at some time"
         yield ""
         yield (

@@ -42,6 +42,13 @@ def model(
         Path | None, typer.Option(help="Where pilots are kept. Default: beside the problem file.")
     ] = None,
     watts: Annotated[float, typer.Option(help="The server's power, for the energy of switches.")] = 15.0,
+    costs: Annotated[
+        str,
+        typer.Option(
+            help="Cost of versions on nodes without own figures: 'measured' (step times on this machine, "
+            "relative to dense) or 'flops'."
+        ),
+    ] = "measured",
     as_json: Annotated[bool, typer.Option("--json", help="JSON on stdout.")] = False,
 ) -> int:
     """Runs pilots on the nodes' data, fits the curves and writes a complete problem file.
@@ -52,9 +59,11 @@ def model(
     from takifugu.cli import Exit
     from takifugu.lowrank.averaging import check_how
     from takifugu.plan.plan import read_plan
+    from takifugu.train.costs import check_costs
     from takifugu.train.profile import Draft, Profile
 
     check_how(averaging)
+    check_costs(costs)
     _positive("--watts", watts)
     if not output.parent.is_dir():
         raise UsageError(f"{output}: the folder {output.parent} does not exist; choose another -o")
@@ -71,7 +80,7 @@ def model(
     folder = pilots if pilots is not None else output.parent / f"{output.stem}.pilots"
     try:
         with _bar(ready.pilots.total_rounds) as told:
-            found = ready.run(folder, told, curve_samples)
+            found = ready.run(folder, told, curve_samples, costs)
     except KeyboardInterrupt:
         sys.stderr.write(f"pilots so far are kept in {folder}; the same command goes on from there\n")
         return Exit.INTERRUPTED
@@ -130,10 +139,13 @@ def node(
         sys.stderr.write(
             f"{version}: {found.entry['samples_per_s'][version]:,.1f} samples/s, {found.batch_size} in "
             f"{timing.median_s * 1e3:.3g} ms (middle half {timing.low_s * 1e3:.3g} to "
-            f"{timing.high_s * 1e3:.3g}, {timing.count} steps)\n"
+            f"{timing.high_s * 1e3:.3g}, median +-{timing.error:.1%}, timed {timing.count} times)\n"
         )
+    threads = f"{found.threads} thread{'s' if found.threads > 1 else ''}"
+    timed = ", ".join(f"{v} +-{t.error:.1%} of {t.count}" for v, t in found.timings.items())
     text = (
         f"# Speeds and memory: measured. Energy: estimated, {watts:g} W times seconds. Link: as given.\n"
+        f"# Measured with {threads}, batches of {found.batch_size}; error of the median: {timed} timings.\n"
         f"{toml({'nodes': [found.entry]})}"
     )
     if output is not None:
@@ -157,6 +169,7 @@ def _summary(found: Finding, output: Path) -> dict[str, Any]:
         "start_loss": found.start_loss(),
         "fresh_loss": found.fresh_loss(),
         "label_weight": found.fits.label_weight,
+        "costs": None if found.costs is None else found.costs.to_dict(),
         "pilot_rounds": len(found.result.rounds),
         "pilot_passes": found.pilot_passes,
         "full_run_rounds": found.full_run_rounds(),
@@ -203,6 +216,8 @@ def _show(found: Finding) -> None:
         work += "; by its curve the dense model alone never reaches the target"
     elif full:
         work += f", {found.pilot_passes / full:.0%} of a dense run on all nodes ({full} rounds)"
+    if found.costs is not None:
+        console.print(found.costs.describe(), highlight=False)
     console.print(
         f"start loss {found.start_loss():.4f} (fresh {found.fresh_loss():.4f}, the rest stands for "
         f"hesitation), label weight {found.fits.label_weight:g}; {work}",

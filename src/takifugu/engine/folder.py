@@ -113,6 +113,18 @@ class RunFolder:
                     f"{self.path}: was started with another {key.removesuffix('_sha256')} "
                     f"({_short(ours)}, now {_short(theirs)}); resume with the same, or choose another --out"
                 )
+        self._check_same_data(header.get("data") or {})
+
+    def _check_same_data(self, now: Mapping[str, Any]) -> None:
+        """Raise `RunError` if a node's samples or the validation set have changed since the run started."""
+        before = _by_owner(self.header.get("data") or {})  # runs of earlier releases do not record it
+        after = _by_owner(now)
+        for whose, sha256 in before.items():
+            if after.get(whose, sha256) != sha256:
+                raise RunError(
+                    f"{self.path}: the data of {whose} have changed since the run started; put the data that "
+                    "it started with back (see --data-dir), or start a new run with another --out"
+                )
 
     # ---- growing ------------------------------------------------------------------------------------
 
@@ -221,9 +233,10 @@ class RunFolder:
         path = self.checkpoint(number)
         if not path.is_file():
             raise CheckpointError(f"{path}: is missing")
-        load(path, row)
+        # The hash comes first: a file that was damaged or exchanged must not reach the model.
         if durable.sha256(path) != row.get("checkpoint_sha256"):
             raise CheckpointError(f"{path}: is not the checkpoint that rounds.jsonl tells of")
+        load(path, row)
 
     def _cut_back(self, number: int, rounds_end: int) -> None:
         (self.path / "result.json").unlink(missing_ok=True)
@@ -272,6 +285,12 @@ def _only_leftovers(path: Path) -> bool:
         return False
     names = {p.name.removesuffix(".tmp") for p in path.iterdir()}
     return names <= {*ours, "run.json", "baselines"} and not any((path / "checkpoints").glob("*"))
+
+
+def _by_owner(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Hashes of run.json's `data`, by whose they are."""
+    nodes = {f"node {name!r}": sha256 for name, sha256 in (data.get("nodes") or {}).items()}
+    return {"the server (validation)": data.get("validation"), **nodes}
 
 
 def _short(value: Any) -> str:

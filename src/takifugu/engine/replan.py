@@ -108,10 +108,20 @@ class Replanner:
         return min(self.problem.deadline_s, self.deadline_s)
 
     def believed(
-        self, before: float, version: str, trained: str, used: Mapping[int, int], loss: float
+        self,
+        before: float,
+        version: str,
+        trained: str,
+        used: Mapping[int, int],
+        loss: float,
+        fresh: float = math.inf,
     ) -> float:
         """The loss after a round, between what the curve made of the one before it and what was seen.
-        `used`: what those who came back trained on."""
+
+        `used`: what those who came back trained on. `fresh`: the loss the run really started with. As long as
+        the curve is above it, it stands for a network that hesitates: a loss below the curve is then no
+        sign of being ahead, since curve and losses are meant to meet later.
+        """
         if version != trained:
             jumps = {(s.source, s.target): s.loss_jump for s in self.problem.switches}
             before += jumps[version, trained]
@@ -121,6 +131,8 @@ class Replanner:
             share = self.fleet.round_cost(index, used).share
             expected = step_one(self.problem.versions[index].curve, before, share)
         if loss > expected and self._lacks_labels(used):
+            return expected
+        if loss < expected and expected > fresh:
             return expected
         return expected + TRUST * (loss - expected)
 

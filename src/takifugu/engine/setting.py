@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from importlib.metadata import version as installed
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from takifugu.lowrank.surgery import build_swaps
 from takifugu.plan.problem import Problem
 from takifugu.structure import Structure
 from takifugu.train.cooperative import DEFAULT_WEIGHTS, check_weights
+from takifugu.train.fingerprint import samples_sha256
 from takifugu.train.round import RoundSpec, Samples
 from takifugu.train.workload import Workload
 
@@ -112,6 +114,14 @@ class Setting:
         """When the run must be done: as told, or by the real deadline, to which a reserve belongs."""
         return self.problem.without_reserve().deadline_s if self.until_s is None else self.until_s
 
+    @cached_property
+    def data_sha256(self) -> dict[str, Any]:
+        """Hashes of the validation set and of each node's samples."""
+        return {
+            "validation": samples_sha256(self.validation)[:16],
+            "nodes": {name: samples_sha256(samples)[:16] for name, samples in self.shares.items()},
+        }
+
     def header(self, policy: Policy, command: str = "") -> dict[str, Any]:
         """What run.json says: all that the numbers follow from, and where each figure comes from."""
         target = {"loss": self.problem.target_loss, "deadline_s": self.deadline_s}
@@ -127,6 +137,7 @@ class Setting:
             "versions": {name: structure.id for name, structure in self.structures.items()},
             "problem_sha256": self.problem.sha256,
             "plan_sha256": policy.sha256,
+            "data": self.data_sha256,
             "replan": policy.replans,
             "sources": SOURCES,
             "libraries": {

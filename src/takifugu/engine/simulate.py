@@ -75,7 +75,7 @@ class _Simulation:
         self.model = self._start_model()
 
     def run(self) -> dict[str, Any]:
-        state = start = self._start()
+        state = start = self.start = self._start()
         resumed = self.folder.resume(self._load)
         if resumed.last is not None:
             try:
@@ -122,7 +122,10 @@ class _Simulation:
         score = evaluate(self.model, self.setting.validation, self.setting.spec.loss)
         problem = self.problem
         loss, accuracy = score.loss, score.accuracy
-        return State(0, problem.start_version, problem.start_time_s, 0.0, 0.0, loss, accuracy, loss)
+        # Curves start at [start].loss. It is above the fresh model's loss where the network hesitates, and
+        # replanning has to start where the curves do; otherwise it takes a run for ahead that is not.
+        believed = max(loss, problem.start_loss)
+        return State(0, problem.start_version, problem.start_time_s, 0.0, 0.0, loss, accuracy, believed)
 
     # ---- the plan in force --------------------------------------------------------------------------
 
@@ -140,7 +143,9 @@ class _Simulation:
         if self.replanner is None:
             return loss
         used = {self.places[name]: samples for name, samples in begun.returned.items()}
-        return self.replanner.believed(state.believed, state.version, begun.version, used, loss)
+        return self.replanner.believed(
+            state.believed, state.version, begun.version, used, loss, self.start.loss
+        )
 
     @property
     def _most_rounds(self) -> int:

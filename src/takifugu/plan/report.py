@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from takifugu.cost_notes import cost_notes
 from takifugu.plan.baselines import run_baselines
 from takifugu.plan.bench import MOST_ROUNDS as MOST_BASELINE_ROUNDS
 from takifugu.plan.explanation import stretches, switch_reasons, timeline
@@ -40,6 +41,7 @@ def summary(result: Result) -> Iterator[str]:
     )
     if (held := result.samples_reached) is not None:
         yield _samples(result, held)
+    yield from (f"costs: {note}" for note in cost_notes(problem.to_dict()))
 
 
 def _samples(result: Result, held: int) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from importlib import resources
 from typing import Any
 
+from takifugu.cost_notes import cost_notes
 from takifugu.errors import UsageError
 from takifugu.report import tables, units
 from takifugu.report.charts import charts
@@ -238,6 +239,8 @@ def _sources(source: Run | PlanFile) -> Html:
         values["energy, time, loss"] = _chip("estimated")
     values["versions"] = _origins(source.problem.versions)
     values["nodes"] = _origins(source.problem.nodes)
+    if notes := cost_notes(source.problem.data):
+        values["costs of versions"] = join((tag("div", note) for note in notes), "")
     if isinstance(source, Run):
         header = source.header
         for key, name in (

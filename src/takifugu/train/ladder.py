@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.flop_counter import FlopCounterMode
 
-from takifugu.errors import UsageError
+from takifugu.errors import DataError, UsageError
 from takifugu.lowrank.choice import choose, structure_from, survey
 from takifugu.lowrank.surgery import apply_
 from takifugu.structure import Structure
@@ -120,7 +120,16 @@ def _one_step(model: nn.Module, inputs: Tensor) -> tuple[int, float]:
         FlopCounterMode(display=False) as counter,
         torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor),
     ):
-        outputs = model(inputs)
+        try:
+            outputs = model(inputs)
+        except RuntimeError as error:
+            if inputs.is_floating_point():
+                raise
+            # The usual cause: features as whole numbers, which Linear and Conv layers do not take.
+            raise DataError(
+                f"the model does not take inputs of {inputs.dtype} ({error}); return them as float32 "
+                "unless its first layer is an embedding"
+            ) from error
         labels = torch.zeros(len(outputs), dtype=torch.long, device=outputs.device)
         cross_entropy(outputs, labels).backward()
     return int(counter.get_total_flops()), float(sum(kept.values()))

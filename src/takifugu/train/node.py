@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -11,17 +10,13 @@ from typing import Any
 from torch import nn
 
 from takifugu.errors import UsageError
-from takifugu.lowrank.surgery import apply_
 from takifugu.measure import machine
 from takifugu.structure import Structure
+from takifugu.train.costs import time_steps
 from takifugu.train.ladder import DENSE, Rung, ladder
 from takifugu.train.profile import Draft
-from takifugu.train.round import RoundSpec, Samples, train_round
+from takifugu.train.round import Samples
 from takifugu.train.workload import Workload
-
-_STEPS = 8
-"""Batches of a timed round: what a round costs beside its steps is not a step's cost."""
-
 
 _NEEDED: dict[str, type | tuple[type, ...]] = {"name": str, "train_flops_per_sample": (int, float)}
 """What is looked at of the file's versions, where it has some."""
@@ -42,10 +37,17 @@ class MeasuredNode:
     """What belongs under [[nodes]]."""
     timings: Mapping[str, machine.Timing]
     batch_size: int
+    threads: int
 
     def to_dict(self) -> dict[str, Any]:
-        steps = {version: asdict(timing) for version, timing in self.timings.items()}
-        return {"node": self.entry, "batch_size": self.batch_size, "steps": steps, "energy": "estimated"}
+        steps = {v: {**asdict(timing), "spread": timing.spread} for v, timing in self.timings.items()}
+        return {
+            "node": self.entry,
+            "batch_size": self.batch_size,
+            "threads": self.threads,
+            "steps": steps,
+            "energy": "estimated",
+        }
 
 
 def measure_node(
@@ -57,21 +59,15 @@ def measure_node(
     budget_s: float = 20.0,
     data_dir: str | Path | None = None,
 ) -> MeasuredNode:
-    """Times short rounds, optimizer and all, of every version in turns."""
+    """Times short rounds, optimizer and all, of every version in turns; `budget_s` is for all together."""
     workload = draft.workload()
     data = workload.load(data_dir)
     # With a file for each node the server has a validation set and nothing else.
     samples = data.train if len(data.train) else data.validation
-    batches = samples.take([i % len(samples) for i in range(_STEPS * workload.batch_size)])
     model = workload.build(data_dir)
-    rungs = _versions(draft, workload, model, ratios, batches)
-    spec = workload.spec()
-    calls: dict[str, Callable[[], object]] = {}
-    for rung in rungs:
-        version = copy.deepcopy(model)
-        apply_(version, rung.structure)
-        calls[rung.name] = _round_of(version, batches, spec)
-    timings = {v: t.divided(_STEPS) for v, t in machine.in_turns(calls, budget_s=budget_s).items()}
+    rungs = _versions(draft, workload, model, ratios, samples)
+    times = time_steps(model, rungs, samples, workload.spec(), budget_s)
+    timings = {rung.name: times.timing(rung.name) for rung in rungs}
     speeds = {version: workload.batch_size / timing.median_s for version, timing in timings.items()}
     power = machine.PowerModel(watts)
     dense = rungs[0]
@@ -94,17 +90,8 @@ def measure_node(
     for field in ("samples", "labels", "available", "idle_watts"):
         if field in known:
             entry[field] = known[field]
-    return MeasuredNode({k: v for k, v in entry.items() if v is not None}, timings, workload.batch_size)
-
-
-def _round_of(model: nn.Module, batches: Samples, spec: RoundSpec) -> Callable[[], object]:
-    start = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-
-    def one_round() -> object:
-        model.load_state_dict(start)  # always the same round: weights that drift could diverge
-        return train_round(model, batches, spec, 0)
-
-    return one_round
+    entry = {k: v for k, v in entry.items() if v is not None}
+    return MeasuredNode(entry, timings, workload.batch_size, times.threads)
 
 
 def _versions(

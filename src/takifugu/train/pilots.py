@@ -24,7 +24,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from torch import nn
 
 from takifugu.errors import CheckpointError, DataError, UsageError
@@ -44,6 +43,7 @@ from takifugu.train.courses import (
     switched,
 )
 from takifugu.train.evaluation import evaluate
+from takifugu.train.fingerprint import model_sha256, samples_sha256
 from takifugu.train.ladder import DENSE, Rung
 from takifugu.train.round import RoundSpec, Samples
 
@@ -127,6 +127,8 @@ class Pilots:
     fresh: int = 0
     leading: Sequence[str] = ()
     """All nodes, those first that small teams are made of: a plan's, if there is one."""
+    builder: Callable[..., Any] | None = None
+    """The function that built the model, where it is the user's own: its code is part of the fingerprint."""
 
     def __post_init__(self) -> None:
         check_weights(self.weights)
@@ -165,7 +167,8 @@ class Pilots:
         return sum(course.rounds for course in self.courses)
 
     def fingerprint(self) -> str:
-        """Names all that results follow from but their courses: another workload has other pilots."""
+        """A name for all that results follow from but their courses: the model with its code, the data, the
+        versions and how they are trained. Another workload has other pilots."""
         digest = hashlib.sha256()
         about = {
             "versions": [(rung.name, rung.structure.id) for rung in self.rungs],
@@ -174,10 +177,8 @@ class Pilots:
         }
         digest.update(json.dumps(about, sort_keys=True).encode())
         for samples in (*(self.shares[name] for name in sorted(self.shares)), self.validation):
-            digest.update(samples.labels.numpy().tobytes())
-            digest.update(np.float64(samples.inputs.double().sum()).tobytes())
-        for name, tensor in self.model.state_dict().items():
-            digest.update(name.encode() + np.float64(tensor.double().sum()).tobytes())
+            digest.update(samples_sha256(samples).encode())
+        digest.update(model_sha256(self.model, self.builder).encode())
         return digest.hexdigest()[:16]
 
     @cached_property

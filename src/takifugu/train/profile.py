@@ -25,6 +25,7 @@ from takifugu.plan.curves import Exponential, Power
 from takifugu.plan.files import read_fleet
 from takifugu.plan.problem import Problem
 from takifugu.plan.toml_writer import toml
+from takifugu.train.costs import MEASURED, Costs, check_costs, time_steps
 from takifugu.train.courses import WARMUP
 from takifugu.train.evaluation import evaluate
 from takifugu.train.ladder import DENSE, Rung, check_ratios, ladder, optimizer_copies
@@ -121,9 +122,11 @@ class Profile:
         copies = optimizer_copies(optimizer["kind"], optimizer.get("momentum", 0.0))
         example = next(iter(shares.values())).inputs[:2]
         rungs = ladder(model, ratios, workload.where(model), example, workload.batch_size, copies)
+        counted = [share.histogram(data.classes) for share in shares.values()]
+        _refuse_other_labels(draft.nodes, counted)
         nodes = tuple(
-            {**node, "samples": len(share), "labels": share.histogram(data.classes)}
-            for node, share in zip(draft.nodes, shares.values(), strict=True)
+            {**node, "samples": sum(labels), "labels": labels}
+            for node, labels in zip(draft.nodes, counted, strict=True)
         )
         pilots = Pilots(
             model,
@@ -139,6 +142,7 @@ class Profile:
             how,
             workload.weights,
             fresh=warmup + rounds,
+            builder=workload.builder(),
         )
         pilots.refuse_too_short()
         chosen = draft.data.get("start", {}).get("version", DENSE)
@@ -159,14 +163,39 @@ class Profile:
         return Problem.from_dict(self._problem(versions, [], 1.0, weight))
 
     def run(
-        self, folder: Path, told: Callable[[PilotRound], None] = lambda _: None, curve_samples: int = 20
+        self,
+        folder: Path,
+        told: Callable[[PilotRound], None] = lambda _: None,
+        curve_samples: int = 20,
+        costs: str = MEASURED,
     ) -> Finding:
-        """Runs the pilots (or what is left of them) and fits the curves."""
+        """Runs the pilots (or what is left of them) and fits the curves.
+
+        `costs`: what versions cost on nodes without own figures: "measured", by the ratio of step times on
+        this machine (kept in the folder with the pilots), or "flops".
+        """
+        check_costs(costs)
+        found = self._costs(folder) if costs == MEASURED else None
         result = self.pilots.run(folder, told)
         data = self.draft.data.get("data", {})
         weights = (float(data["label_weight"]),) if "label_weight" in data else LABEL_WEIGHTS
         fits = fit_versions(result.observations(), weights, curve_samples, self.pilots.seed)
-        return Finding(self, result, fits)
+        return Finding(self, result, fits, found)
+
+    def _costs(self, folder: Path) -> Costs | None:
+        """The versions' speeds, measured unless they have been before; None where no node needs them."""
+        names = [rung.name for rung in self.rungs]
+        own = ("samples_per_s", "joules_per_sample")
+        if all(name in (node.get(key) or {}) for node in self.nodes for key in own for name in names):
+            return None
+        path = folder / self.pilots.fingerprint() / "costs.json"
+        if path.exists():
+            return Costs.load(path)
+        pilots = self.pilots
+        samples = max(pilots.shares.values(), key=len)
+        found = Costs.of(time_steps(pilots.model, self.rungs, samples, pilots.spec), self.rungs)
+        found.save(path)
+        return found
 
     def _version(self, rung: Rung) -> dict[str, Any]:
         return {
@@ -184,6 +213,7 @@ class Profile:
         switches: Sequence[Mapping[str, Any]],
         start_loss: float,
         label_weight: float,
+        costs: Costs | None = None,
     ) -> dict[str, Any]:
         draft = self.draft.data
         start, parts = draft.get("start", {}), draft.get("data", {})
@@ -196,7 +226,7 @@ class Profile:
             "workload": draft.get("workload"),
             "versions": [_present(version) for version in versions],
             "switches": list(switches),
-            "nodes": list(self.nodes),
+            "nodes": [node if costs is None else costs.fill(node, self.rungs) for node in self.nodes],
         }
         unknown = {key: value for key, value in draft.items() if key not in found}
         return {**{key: value for key, value in found.items() if value is not None}, **unknown}
@@ -209,6 +239,8 @@ class Finding:
     profile: Profile
     result: PilotResult
     fits: Fits
+    costs: Costs | None = None
+    """The versions' measured speeds; None: nodes have their own figures, or versions are priced by FLOPs."""
 
     def start_loss(self) -> float:
         """What a plan should start from, so that the curves arrive where the pilots from the start did: the
@@ -267,13 +299,17 @@ class Finding:
             }
             for switch in self.result.switches
         ]
-        data = self.profile._problem(versions, switches, self.start_loss(), self.fits.label_weight)
+        data = self.profile._problem(
+            versions, switches, self.start_loss(), self.fits.label_weight, self.costs
+        )
         Problem.from_dict(data)
         return data
 
     def write(self, path: Path, watts: float) -> None:
         """The problem file, and its structures beside it."""
         text = toml(self.problem(watts))
+        if self.costs is not None:
+            text = f"# Speeds of versions: {self.costs.describe()}\n{text}"
         try:
             folder = path.parent / "structures"
             folder.mkdir(parents=True, exist_ok=True)
@@ -331,6 +367,24 @@ def rounds_to(curve: Exponential | Power, loss: float, target: float, most: int)
             return done
         now = curve.step(now, np.asarray(1.0))
     return None
+
+
+def _refuse_other_labels(nodes: Sequence[Mapping[str, Any]], counted: Sequence[Sequence[int]]) -> None:
+    """Raises where the draft's `labels` are not those of the node's data: one of the two is wrong."""
+    mistakes = [
+        f"nodes '{node['name']}' labels: {node['labels']} in the file, {list(found)} in the node's data; "
+        "remove the line (labels are counted), or correct [workload] data and partition"
+        for node, found in zip(nodes, counted, strict=True)
+        if "labels" in node and not _same_labels(node["labels"], found)
+    ]
+    if mistakes:
+        raise ProblemError(mistakes)
+
+
+def _same_labels(given: Any, counted: Sequence[int]) -> bool:
+    if not isinstance(given, list) or len(given) > len(counted):
+        return False
+    return [*given, *[0] * (len(counted) - len(given))] == list(counted)
 
 
 def _present(table: Mapping[str, Any]) -> dict[str, Any]:

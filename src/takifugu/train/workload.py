@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from takifugu.errors import DataError, UsageError, near_misses
+from takifugu.named import named
 from takifugu.train import models, optimizers, partition
 from takifugu.train.cooperative import DEFAULT_WEIGHTS, check_weights
 from takifugu.train.round import RoundSpec, Samples
@@ -116,6 +117,10 @@ class Workload:
         if len(facts.shape) == 3:
             sized |= {"in_channels": facts.shape[0], "image_size": facts.shape[1]}
         return models.build(self.model, self.model_options, sized, self.seed, "workload.model")
+
+    def builder(self) -> Callable[..., Any] | None:
+        """The user's own function that builds the model; None for a network of the zoo."""
+        return named(self.model) if ":" in self.model else None
 
     def where(self, model: nn.Module) -> Any:
         """The layers that go low-rank; see `models.usual_where`."""
@@ -239,8 +244,9 @@ def _read_npz(path: Path, whose: str) -> Samples:
         raise DataError(f"{whose}: {path} has {len(inputs)} inputs and {len(labels)} labels")
     if labels.min() < 0:
         raise DataError(f"{whose}: {path} has labels below 0")
-    tensor: Tensor = torch.from_numpy(inputs.astype(np.float32) if inputs.dtype.kind == "f" else inputs)
-    return Samples(tensor, torch.from_numpy(labels.astype(np.int64)))
+    wide = inputs.dtype.kind == "u" and inputs.dtype.itemsize > 1
+    tensor = torch.from_numpy(np.ascontiguousarray(inputs.astype(np.int64) if wide else inputs))
+    return Samples(datasets.model_inputs(tensor, whose), torch.from_numpy(labels.astype(np.int64)))
 
 
 def _said(field_name: str) -> str:

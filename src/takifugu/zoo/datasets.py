@@ -196,23 +196,67 @@ def _own(name: str) -> Dataset:
         found = function() if callable(function) else function
     except TypeError as error:  # as for models: most often a function that wants arguments
         raise DataError(f"{name!r} cannot be called: {error}") from error
-    if not (isinstance(found, tuple) and len(found) == 2 and all(isinstance(t, torch.Tensor) for t in found)):
+    if not (isinstance(found, (tuple, list)) and len(found) == 2):
         raise DataError(
-            f"{name!r} must return two tensors, inputs and labels; it gave {type(found).__name__}"
+            f"{name!r} must return two tensors or NumPy arrays, inputs and labels; "
+            f"it returned {type(found).__name__}"
         )
-    inputs, labels = found
+    inputs, labels = (_tensor(name, what, one) for what, one in zip(("inputs", "labels"), found, strict=True))
     if not inputs.dim() or not labels.dim():
         raise DataError(
             f"{name!r} gave single numbers; inputs and labels are lists, one entry for each sample"
         )
     if len(inputs) != len(labels) or not len(labels):
         raise DataError(f"{name!r} gave {len(inputs)} inputs and {len(labels)} labels; they must be as many")
-    if labels.is_floating_point() or labels.dim() != 1 or int(labels.min()) < 0:
+    whole = labels.dtype in (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+    if not whole or labels.dim() != 1 or int(labels.min()) < 0:
         raise DataError(
             f"{name!r}: labels must be a list of whole numbers from 0, got {labels.dtype} "
             f"of shape {tuple(labels.shape)}"
         )
-    return Dataset(inputs, labels.long(), int(labels.max()) + 1)
+    return Dataset(model_inputs(inputs, repr(name)), labels.long(), int(labels.max()) + 1)
+
+
+def _tensor(name: str, what: str, found: object) -> Tensor:
+    """A tensor or NumPy array as a tensor; anything else is a `DataError`."""
+    import numpy as np
+    import torch
+
+    if isinstance(found, torch.Tensor):
+        return found.detach()
+    if not isinstance(found, np.ndarray):
+        raise DataError(
+            f"{name!r}: {what} must be a tensor or a NumPy array, got {type(found).__name__}; "
+            "convert it with numpy.asarray"
+        )
+    if found.dtype.kind not in "biuf":
+        raise DataError(
+            f"{name!r}: {what} must be numbers, got an array of dtype {found.dtype}; "
+            "convert it, e.g. to float32"
+        )
+    if found.dtype.kind == "u" and found.dtype.itemsize > 1:  # torch computes with few unsigned types
+        found = found.astype(np.int64)
+    elif found.dtype.kind == "f" and found.dtype.itemsize > 8:
+        found = found.astype(np.float64)
+    # In the machine's byte order and contiguous: torch takes no other arrays.
+    return torch.from_numpy(np.ascontiguousarray(found, dtype=found.dtype.newbyteorder("=")))
+
+
+def model_inputs(inputs: Tensor, whose: str) -> Tensor:
+    """Inputs in the type a network takes.
+
+    Floating-point numbers become float32. Bytes are taken for pixels and become float32 from 0 to 1, as in
+    torchvision's ToTensor. Other whole numbers become int64: they are indices, for embeddings.
+    """
+    import torch
+
+    if inputs.is_floating_point():
+        return inputs.float()
+    if inputs.dtype == torch.uint8:
+        return inputs.float().div_(255.0)
+    if inputs.dtype in (torch.int8, torch.int16, torch.int32, torch.int64):
+        return inputs.long()
+    raise DataError(f"{whose}: inputs must be real numbers, got {inputs.dtype}; convert them to float32")
 
 
 def _digits(part: str) -> RawImages:
