@@ -74,7 +74,7 @@ def test_ranks_below_eight_stay_dense_unless_they_are_integers() -> None:
         assert tk.choose(mlp(64, 64, 64, 10), {"2": 0.1}).is_dense
 
 
-@pytest.mark.parametrize("options", [{"where": tk.everything}, {"force": True}], ids=str)
+@pytest.mark.parametrize("options", [{"where": tk.everything}, {"force": True}], ids=["everything", "force"])
 def test_everything_and_force_take_all_layers(options: dict) -> None:
     assert names(tk.choose(mlp(64, 31, 31, 10), 0.1, **options)) == ["0", "2", "4"]
 
