@@ -365,7 +365,7 @@ class Done:
         yield from (f"  {line}" for line in lines[1:])
         if anew := len(self.results["plan"]["replans"]):
             times = "once" if anew == 1 else f"{anew} times"
-            yield f"  Reality and plan parted: what was left was planned anew {times} (run/plans/)."
+            yield f"  The run drifted from the plan; replanned {times} (run/plans/)."
         yield ""
         yield self._verdict()
         yield f"The page: {self.page}"
