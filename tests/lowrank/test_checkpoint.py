@@ -29,7 +29,7 @@ X = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(1))
 def saved(tmp_path: Path) -> tuple[nn.Module, Path]:
     model = net()
     model(X)  # moves the running statistics
-    tk.factorize_(model, 0.25)
+    tk.factorize_(model, 0.25, where=tk.everything)
     tk.save(model, tmp_path / "m.safetensors")
     return model.eval(), tmp_path / "m.safetensors"
 
@@ -77,7 +77,7 @@ def test_the_file_is_as_small_as_the_model_and_has_the_structure_in_its_header(s
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
 def test_dtypes_come_back(dtype: torch.dtype, tmp_path: Path) -> None:
     model = net().to(dtype)
-    tk.factorize_(model, 0.25)
+    tk.factorize_(model, 0.25, where=tk.everything)
     tk.save(model, tmp_path / "m.safetensors")
     fresh = tk.load(tmp_path / "m.safetensors", net().to(dtype))
     assert all(

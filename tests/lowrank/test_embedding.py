@@ -65,12 +65,13 @@ def test_a_tied_decoder_shares_the_factors_and_unties_nothing() -> None:
 
 
 def test_by_default_a_tied_decoder_stays_dense_and_says_why() -> None:
-    model = nn.Sequential(Tied(), nn.Linear(12, 12))
-    report = tk.factorize_(model, rank=0.25)
-    assert [layer.name for layer in report.factorized] == ["1"]
-    (left,) = report.left_dense
-    assert left.reason == "shares its weight with '0.embedding', which stays dense"
-    assert model[0].decoder.weight is model[0].embedding.weight
+    model = nn.Sequential(nn.Linear(12, 12), Tied(), nn.Linear(12, 64), nn.Linear(64, 12))
+    report = tk.factorize_(model, rank=8)
+    assert [layer.name for layer in report.factorized] == ["2"]
+    left = {layer.name: layer.reason for layer in report.left_dense}
+    assert left["1.decoder"] == "shares its weight with '1.embedding', which stays dense"
+    assert left["1.embedding"].startswith("an embedding stays dense by default")
+    assert model[1].decoder.weight is model[1].embedding.weight
 
 
 def test_tied_factors_survive_saving_and_reranking(tmp_path) -> None:

@@ -246,7 +246,7 @@ def test_frozen_stays_frozen(case: Case) -> None:
 def test_an_attention_half_frozen_stays_half_frozen() -> None:
     model = nn.Sequential(nn.MultiheadAttention(8, 2))
     model[0].out_proj.weight.requires_grad_(False)
-    tk.factorize_(model, 0.5)
+    tk.factorize_(model, 0.5, where="0")
     learned = {name for name, p in model[0].named_parameters() if p.requires_grad}
     assert {name for name in learned if name.endswith("weight")} == {
         f"{projection}_proj.{factor}.weight" for projection in "qkv" for factor in "uv"
@@ -398,7 +398,7 @@ def test_ties_that_cannot_be_are_refused() -> None:
     model = nn.ModuleList(
         [nn.Linear(8, 8), nn.Linear(8, 6), nn.LSTM(8, 8), nn.LSTM(8, 8), nn.Conv1d(8, 8, 1)]
     )
-    structure, before = tk.choose(model, 2), list(model.modules())
+    structure, before = tk.choose(model, 2, where="*"), list(model.modules())
     for leader, follower in (("0", "1"), ("2", "3"), ("0", "4")):
         tied = tk.Structure((structure[leader], replace(structure[follower], tie=leader)))
         with pytest.raises(StructureError, match=f"'{follower}' cannot share the factors of '{leader}'"):
@@ -434,9 +434,9 @@ def test_a_forward_of_its_own_is_left_alone() -> None:
         def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
             return super()._conv_forward(input, weight - weight.mean(), bias)
 
-    model = nn.Sequential(Standardized(8, 8, 3), nn.Linear(8, 8), nn.Linear(8, 8))
+    model = nn.Sequential(Standardized(8, 8, 3), nn.Linear(8, 8), nn.Linear(8, 64))
     model[1].forward = lambda x: x * 7
-    report = tk.factorize_(model, 0.5)
+    report = tk.factorize_(model, 0.5, where="*")
     assert [layer.name for layer in report.factorized] == ["2"]
     assert [layer.reason for layer in report.left_dense] == [
         "Standardized has a forward of its own",

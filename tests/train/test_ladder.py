@@ -59,7 +59,7 @@ def test_by_default_first_and_output_layer_stay_dense_in_every_version() -> None
 
 
 def test_a_smaller_ratio_that_makes_a_larger_model_is_dropped() -> None:
-    sizes = (16, 128, 40, 128, 10)
+    sizes = (16, 128, 40, 128, 128, 10)
     model = nn.Sequential(*(nn.Linear(a, b) for a, b in itertools.pairwise(sizes)), nn.Linear(10, 10))
     rungs = ladder(model, [0.2, 0.15], None, torch.randn(2, 16), 4)
     # At 0.15 the layers of 40 get rank 6 and stay dense.
