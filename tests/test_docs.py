@@ -17,7 +17,7 @@ from takifugu.cli.app import app
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 EVERY_PAGE = [*PAGES, ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*/*.md"))]
-WITHOUT_PYTHON = {"planner.md", "report.md", "results.md", "supported.md"}
+WITHOUT_PYTHON = {"report.md", "results.md", "supported.md"}
 """Pages that show no Python; a page is either listed here or has blocks that run."""
 
 

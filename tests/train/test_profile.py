@@ -289,7 +289,7 @@ def test_other_code_has_other_pilots(draft: Path, tmp_path: Path, monkeypatch: p
     draft.write_text(
         draft.read_text()
         .replace("takifugu.zoo.small:mlp", "own_net:build")
-        .replace("model_options = { width = 24, depth = 1 }", 'low_rank = ["1"]')
+        .replace("model_options = { width = 24, depth = 1 }\n", "")
     )
 
     def fingerprint(text: str) -> str:

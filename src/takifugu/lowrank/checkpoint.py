@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from takifugu import durable
 from takifugu.errors import CheckpointError, StructureError, TakifuguWarning, near_misses
-from takifugu.lowrank.candidates import refuse_wrappers
+from takifugu.lowrank.candidates import refuse_wrappers, require_module
 from takifugu.lowrank.narrow import BUILDER, WIDTHS, narrowed
 from takifugu.lowrank.snapshot import Snapshot
 from takifugu.lowrank.surgery import Swap, build_swaps, commit_, structure_of
@@ -70,7 +70,9 @@ def load(path: str | Path, model: nn.Module | None = None) -> nn.Module:
     path = Path(path)
     tensors, header = _read(path)
     builder = header["builder"]
-    if model is None:
+    if model is not None:
+        require_module(model)
+    else:
         model = _build(path, builder)
         setattr(model, BUILDER, builder)
     widths = builder.get(WIDTHS, {}) if isinstance(builder, dict) else {}
