@@ -28,12 +28,12 @@ def test_a_plan_says_in_how_many_samples_it_holds(problem: Problem) -> None:
     plain, robust = solve(problem), solve_robust(problem, 1.0)
     assert plain.to_dict()["samples"] == {"count": 4, "reached": 2}
     lines = list(summary(plain))
-    assert lines[-1] == (
+    assert (
         "samples: the plan reaches the target in 2 of 4 samples of the fitted curves; "
         "--confidence 0.9 plans for nine in ten"
-    )
+    ) in lines
     assert robust.to_dict()["samples"] == {"count": 4, "reached": 4, "confidence": 1.0}
-    assert list(summary(robust))[-1].endswith("in 4 of 4 samples of the fitted curves (asked: 4)")
+    assert any(line.endswith("in 4 of 4 samples of the fitted curves (asked: 4)") for line in summary(robust))
     data = sampled_problem()
     for version in data["versions"]:
         del version["curve"]["samples"]
