@@ -149,7 +149,7 @@ def test_plans_that_were_made_anew_are_told(folder: Path) -> None:
             events.write(json.dumps({"time_s": 1.0, **event}) + "\n")
         return headline(read(folder)).sentences
 
-    parted = "Reality and plan parted on the way: what was left was planned anew"
+    parted = "The run drifted from the plan; replanned"
     once = told(round=4, event="replanned", rounds=10, energy_j=1.0, until_s=9.0)
     assert f"{parted} once." in once
     assert not any("enough" in sentence for sentence in once)  # the new plan had these rounds
@@ -158,7 +158,7 @@ def test_plans_that_were_made_anew_are_told(folder: Path) -> None:
     assert "The last plan was not enough: its last round was repeated 3 times." in beyond
     joined = told(round=13, event="joined", node="jetson")
     assert "The last plan was not enough: its last team went on for 3 more, joined by jetson." in joined
-    assert "planned anew 2 times" in page(read(folder))
+    assert "replanned 2 times" in page(read(folder))
 
 
 def test_a_run_in_progress_says_so(tmp_path: Path) -> None:

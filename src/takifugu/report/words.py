@@ -139,7 +139,7 @@ def _beyond(run: Run) -> list[str]:
     extra = run.outcome.rounds - (planned or run.outcome.rounds)
     if anew := [event for event in run.events if event.get("event") == "replanned"]:
         said.append(
-            f"Reality and plan parted on the way: what was left was planned anew {_times(len(anew))}."
+            f"The run drifted from the plan; replanned {_times(len(anew))}."
         )
         beyond = [event for event in run.events if event.get("event") == "beyond_plan"]
         extra = run.outcome.rounds + 1 - _whole(beyond[-1].get("round")) if beyond else 0
