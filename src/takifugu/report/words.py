@@ -138,9 +138,7 @@ def _beyond(run: Run) -> list[str]:
     said, planned = [], run.outcome.planned_rounds
     extra = run.outcome.rounds - (planned or run.outcome.rounds)
     if anew := [event for event in run.events if event.get("event") == "replanned"]:
-        said.append(
-            f"The run drifted from the plan; replanned {_times(len(anew))}."
-        )
+        said.append(f"The run drifted from the plan; replanned {_times(len(anew))}.")
         beyond = [event for event in run.events if event.get("event") == "beyond_plan"]
         extra = run.outcome.rounds + 1 - _whole(beyond[-1].get("round")) if beyond else 0
     if extra <= 0:
