@@ -124,6 +124,8 @@ def _node(
 def _make_groups(rng: np.random.Generator, fleet: list[dict[str, Any]], same_data: bool) -> None:
     """Give every device the figures of one of the first few, and its data too where that is asked for."""
     kinds = int(rng.integers(2, 6))
+    if "memory_bytes" in fleet[0]:
+        fleet[0]["memory_bytes"] = 4e9  # somebody can train the dense model
     for i, node in enumerate(fleet):
         kind = fleet[i % kinds]
         own = ("name",) if same_data else ("name", "samples", "labels")
