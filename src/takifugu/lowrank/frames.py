@@ -66,7 +66,7 @@ class Bare:
 
 
 class Replicated(Bare):
-    """In DistributedDataParallel, which knows the parameters it was built with: it is built anew.
+    """In DistributedDataParallel, which knows the parameters it was built with: it is rebuilt.
 
     Without `wrap` the new wrapper gets the old one's options and communication hook.
     """

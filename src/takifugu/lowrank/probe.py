@@ -150,7 +150,7 @@ def _macs_on_meta(model: nn.Module, names: Sequence[str], example: Any) -> dict[
 def _counter() -> FlopCounterMode:
     counter = FlopCounterMode(display=False, custom_mapping=_fused_kernels())
     # Its module tracker registers gradient hooks even without gradients, and fails on parameters that are
-    # passed to a module as arguments (DeBERTa). Layers are told apart by our own hooks.
+    # passed to a module as arguments (DeBERTa). Our own hooks identify the layers.
     counter.mod_tracker = _NoTracker()  # type: ignore[assignment]
     return counter
 

@@ -87,7 +87,7 @@ def in_turns(
             enough = all(sum(times) >= each_s for times in seconds.values())
             if enough and all(_median_error(times) <= error for times in seconds.values()):
                 break
-        # Every other turn backwards: whoever comes after a large model finds the caches cold.
+        # Every other turn runs backwards: a model that follows a large one starts with cold caches.
         for name in list(calls)[:: -1 if done % 2 else 1]:
             before = clock()
             calls[name]()

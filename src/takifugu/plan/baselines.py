@@ -3,7 +3,7 @@
 Each is a function from a `Bench` (the problem with its fleet and node sets) to decisions, or nothing if it
 cannot meet the limits. A new baseline is one function and one line in `BASELINES`.
 
-Where nodes come and go, a team is whoever of it is there (`turnout.py`); nobody waits for those who are not.
+A team trains with those of its members that are available (`turnout.py`) and does not wait for the others.
 
 Whoever runs a baseline for real wants to know what it does even where it is bound to miss: on a bench with
 `best_effort` it goes on until the target or the deadline, and among ways that all miss takes the lowest loss.

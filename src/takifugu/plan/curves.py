@@ -81,10 +81,6 @@ class _DataCurve:
         # docs/decisions/101: the second derivative is non-negative exactly when the exponent is at most 1.
         return self.data_gain == 0.0 or self.data_exponent <= 1.0
 
-    def repeated(self, loss: Floats, share: Floats, rounds: Floats) -> Floats:
-        """The loss after so many equal rounds: as flows, they follow one another in one formula."""
-        raise NotImplementedError
-
     def parameters(self) -> dict[str, float]:
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
@@ -98,6 +94,7 @@ class Exponential(_DataCurve):
         return self.repeated(loss, share, np.float64(1.0))  # type: ignore[arg-type]
 
     def repeated(self, loss: Floats, share: Floats, rounds: Floats) -> Floats:
+        """Return the loss after so many equal rounds, in one formula: the curve is a flow."""
         a = self.asymptote(np.asarray(share, dtype=float))
         above = np.maximum(loss - a, 0.0)
         moved = a + above * np.exp(-self.rate * share * rounds)
@@ -126,6 +123,7 @@ class Power(_DataCurve):
         return self.repeated(loss, share, np.float64(1.0))  # type: ignore[arg-type]
 
     def repeated(self, loss: Floats, share: Floats, rounds: Floats) -> Floats:
+        """Return the loss after so many equal rounds, in one formula: the curve is a flow."""
         share = np.asarray(share, dtype=float)
         a = self.asymptote(share)
         above = np.maximum(loss - a, 0.0)

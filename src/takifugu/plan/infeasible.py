@@ -106,8 +106,10 @@ def _fewest_rounds(problem: Problem, enough: int, check: Callable[[], None]) -> 
 
 
 def _out_of_reach(problem: Problem, uncapped: Reached, solver: Solver) -> list[str]:
-    """What keeps the loss out of reach at any time: who is there, who has room, or the curves. `uncapped`:
-    how far one gets without a cap on rounds."""
+    """Return what keeps the loss out of reach at any time: windows, memory or the curves.
+
+    `uncapped`: the result of the search without a cap on rounds.
+    """
     loss, check = f"{problem.target_loss:g}", solver.check
     always = tuple(replace(node, available=None) for node in problem.nodes)
     roomy = tuple(replace(node, memory_bytes=None) for node in problem.nodes)
